@@ -1,0 +1,364 @@
+"""Every error that a user of encfsd can meet, with its exit code and its message.
+
+A message always has three parts: the thing it is about, what is wrong with it, and what to do.
+The command line prints ``str(error)`` and exits with ``error.exit_code``; nothing else decides
+either. `Exit` is the whole table of exit codes; a code is never given a second meaning.
+
+`UnlockFailed` is special. From the first use of a secret until the header's MAC has been checked,
+every failure is this one error with this one message: a distinction would tell whoever can write
+to the backing directory which part of a guess was right.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from typing import ClassVar
+
+
+class Exit(enum.IntEnum):
+    """Exit codes. 0 is success, 1 is what Python itself uses for an unexpected exception."""
+
+    INTERNAL = 1
+    USAGE = 2
+
+    # The volume as it lies in the backing directory, before any secret is used.
+    NOT_A_VOLUME = 10
+    NEWER_FORMAT = 11
+    DAMAGED_HEADER = 12
+    VOLUME_EXISTS = 13
+    WRONG_VOLUME = 14
+
+    # Secrets.
+    UNLOCK_FAILED = 20
+    SECRET_REFUSED = 21
+    KEY_SLOT_REFUSED = 22
+
+    # The mount.
+    MOUNT_POINT_MISSING = 30
+    MOUNT_POINT_NOT_EMPTY = 31
+    ALREADY_MOUNTED = 32
+    NOT_MOUNTED = 33
+    VOLUME_IN_USE = 34
+    NO_FUSE_DEVICE = 35
+    NO_PERMISSION = 36
+    FREE_LIST_TOO_LARGE = 37
+    MEMORY_NOT_LOCKED = 38
+
+    # Directories.
+    BACKING_READ_ONLY = 40
+    BACKING_GONE = 41
+    BACKING_INSECURE = 42
+    BACKING_FULL = 43
+    STATE_UNUSABLE = 44
+
+    # Freshness.
+    NO_RECORD = 50
+    OLDER_THAN_RECORD = 51
+    FORKED_FROM_RECORD = 52
+
+    # Contents.
+    DAMAGED_CONTENTS = 60
+
+
+def printable(thing: object) -> str:
+    """Return `thing` as text that is safe on a terminal and in a log: one line, no controls.
+
+    Paths may hold any bytes, so `os.fsdecode`d ones are accepted; what cannot be shown is escaped.
+    """
+    text = os.fsdecode(thing) if isinstance(thing, (bytes, os.PathLike)) else str(thing)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+class EncfsdError(Exception):
+    """Base of all user-facing errors: ``thing: what is wrong (detail); what to do``.
+
+    Parameters: `thing` names what the error is about (mostly a path); `detail` narrows down what is
+    wrong where the class alone does not say it. In `remedy`, ``{thing}`` stands for the thing.
+    """
+
+    exit_code: ClassVar[Exit]
+    wrong: ClassVar[str]
+    remedy: str
+
+    def __init__(self, thing: object, detail: str = "") -> None:
+        super().__init__(thing, detail)
+        self.thing = printable(thing)
+        self.detail = printable(detail)
+
+    def __str__(self) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.thing}: {self.wrong}{detail}; {self.remedy.replace('{thing}', self.thing)}"
+
+
+class InternalError(EncfsdError):
+    """A broken assumption inside encfsd or a broken cryptographic library."""
+
+    exit_code = Exit.INTERNAL
+    wrong = "internal error"
+    remedy = "this is a defect of encfsd or of a library it uses: please report it"
+
+
+class UsageError(EncfsdError):
+    """A command line or a configuration that makes no sense."""
+
+    exit_code = Exit.USAGE
+    wrong = "not valid"
+    remedy = "see 'encfsd --help'"
+
+
+# The volume as it lies in the backing directory
+
+
+class NotAVolume(EncfsdError):
+    """The directory holds no volume header at all."""
+
+    exit_code = Exit.NOT_A_VOLUME
+    wrong = "not an encfsd volume"
+    remedy = "check the path, or create a volume with 'encfsd init'"
+
+
+class NewerFormat(EncfsdError):
+    """The header is of a format that this program does not know."""
+
+    exit_code = Exit.NEWER_FORMAT
+    wrong = "made by a newer version of encfsd"
+    remedy = "install a version that knows this format"
+
+
+class DamagedHeader(EncfsdError):
+    """Neither copy of the header can be parsed (seen without any secret)."""
+
+    exit_code = Exit.DAMAGED_HEADER
+    wrong = "volume header damaged"
+    remedy = "restore volume.header from a backup of the backing directory"
+
+
+class VolumeExists(EncfsdError):
+    """`init` was pointed at a directory that is in use already."""
+
+    exit_code = Exit.VOLUME_EXISTS
+    wrong = "not empty"
+    remedy = "choose a new or empty directory"
+
+
+class WrongVolume(EncfsdError):
+    """The volume id differs from the pinned one."""
+
+    exit_code = Exit.WRONG_VOLUME
+    wrong = "holds another volume than the one asked for"
+    remedy = "check --volume-id and the path: somebody may have swapped two volumes"
+
+
+# Secrets
+
+
+class UnlockFailed(EncfsdError):
+    """Every failure from the first use of a secret until the header MAC is checked.
+
+    Takes no detail on purpose. Raise it ``from None``, so that no traceback carries the cause.
+    """
+
+    exit_code = Exit.UNLOCK_FAILED
+    wrong = "cannot be unlocked"
+    remedy = (
+        "the passphrase or key file is not the right one, or the volume header was changed: "
+        "try again, or restore volume.header from a backup"
+    )
+
+    def __init__(self, thing: object) -> None:
+        super().__init__(thing)
+
+
+class SecretRefused(EncfsdError):
+    """A passphrase or key file that cannot be used, seen before it is tried."""
+
+    exit_code = Exit.SECRET_REFUSED
+    wrong = "not usable as a secret"
+    remedy = "give a passphrase of 1 to 1024 bytes or a key file of 32 to 1024 random bytes"
+
+
+class KeySlotRefused(EncfsdError):
+    """A change of the key slots that would be impossible or would lock everybody out."""
+
+    exit_code = Exit.KEY_SLOT_REFUSED
+    wrong = "key slot cannot be changed"
+    remedy = "see 'encfsd key list'"
+
+
+# The mount
+
+
+class MountPointMissing(EncfsdError):
+    """The mount point does not exist or is no directory."""
+
+    exit_code = Exit.MOUNT_POINT_MISSING
+    wrong = "mount point is missing or not a directory"
+    remedy = "create it with 'mkdir -p {thing}'"
+
+
+class MountPointNotEmpty(EncfsdError):
+    """The mount point has entries that the mount would hide."""
+
+    exit_code = Exit.MOUNT_POINT_NOT_EMPTY
+    wrong = "mount point is not empty"
+    remedy = "choose an empty directory"
+
+
+class AlreadyMounted(EncfsdError):
+    """Something is mounted on the mount point already."""
+
+    exit_code = Exit.ALREADY_MOUNTED
+    wrong = "already mounted"
+    remedy = "unmount it with 'encfsd umount {thing}' or choose another directory"
+
+
+class NotMounted(EncfsdError):
+    """A command that needs a mounted volume found none."""
+
+    exit_code = Exit.NOT_MOUNTED
+    wrong = "no encfsd volume is mounted here"
+    remedy = "check the path with 'findmnt'"
+
+
+class VolumeInUse(EncfsdError):
+    """Another process holds the lock of the backing directory, or writes to it without one."""
+
+    exit_code = Exit.VOLUME_IN_USE
+    wrong = "volume is in use by another process"
+    remedy = "unmount it there first"
+
+
+class NoFuseDevice(EncfsdError):
+    """The kernel's FUSE device is missing."""
+
+    exit_code = Exit.NO_FUSE_DEVICE
+    wrong = "FUSE device is not available"
+    remedy = "load it with 'modprobe fuse', or pass /dev/fuse into the container"
+
+
+class NoPermission(EncfsdError):
+    """The operating system refused something that encfsd needs."""
+
+    exit_code = Exit.NO_PERMISSION
+    wrong = "permission denied"
+    remedy = "change owner or mode of it, or run as another user"
+
+
+class FreeListTooLarge(EncfsdError):
+    """More memory asked for than the machine or the control group has."""
+
+    exit_code = Exit.FREE_LIST_TOO_LARGE
+    wrong = "free list is larger than the memory available"
+    remedy = "choose a smaller --free-list"
+
+
+class MemoryNotLocked(EncfsdError):
+    """Memory for keys could not be locked."""
+
+    exit_code = Exit.MEMORY_NOT_LOCKED
+    wrong = "memory cannot be locked"
+    remedy = "raise the limit with 'ulimit -l' or LimitMEMLOCK= in the unit"
+
+
+# Directories
+
+
+class BackingReadOnly(EncfsdError):
+    """The backing directory lies on a read-only file system."""
+
+    exit_code = Exit.BACKING_READ_ONLY
+    wrong = "backing directory is read-only"
+    remedy = "mount the volume with '-o ro', or make the directory writable"
+
+
+class BackingGone(EncfsdError):
+    """The backing directory, or a part of it that must exist, is missing."""
+
+    exit_code = Exit.BACKING_GONE
+    wrong = "backing directory or a part of it is missing"
+    remedy = "check that its file system is mounted"
+
+
+class BackingInsecure(EncfsdError):
+    """Others could write to the backing directory, or an entry is not a plain private file."""
+
+    exit_code = Exit.BACKING_INSECURE
+    wrong = "not safe to use as a backing directory"
+    remedy = (
+        "it must be a real directory, no symbolic link, that only its owner can write: "
+        "'chmod go-w {thing}'"
+    )
+
+
+class BackingFull(EncfsdError):
+    """No space left where the volume lies."""
+
+    exit_code = Exit.BACKING_FULL
+    wrong = "no space left in the backing directory"
+    remedy = "free some space there"
+
+
+class StateUnusable(EncfsdError):
+    """The trusted state directory cannot be trusted or cannot be used."""
+
+    exit_code = Exit.STATE_UNUSABLE
+    wrong = "not usable as the trusted state directory"
+    remedy = "it must be a directory of your own with mode 0700; choose one with --state-dir"
+
+
+# Freshness: what this machine remembers of the volume against what it found
+
+
+class NoRecord(EncfsdError):
+    """This machine has no valid record of the volume; `found` is the root id it found (32 bytes)."""
+
+    exit_code = Exit.NO_RECORD
+    wrong = "this machine has no valid freshness record of this volume"
+
+    def __init__(self, thing: object, found: bytes, detail: str = "") -> None:
+        super().__init__(thing, detail)
+        self.found = found
+        self.remedy = (
+            "if you know that it is the newest state, accept it with --trust-first "
+            f"or --accept-root={found.hex()}"
+        )
+
+
+class StaleRoot(EncfsdError):
+    """Common part of the two refusals that compare a remembered root with the one found."""
+
+    def __init__(self, thing: object, remembered: str, found: str, found_id: bytes) -> None:
+        super().__init__(thing, f"remembered {remembered}, found {found}")
+        self.found = found_id
+        self.remedy = (
+            "restore the newest state of the backing directory, or, if you did this yourself, "
+            f"accept the found root with --accept-root={found_id.hex()}"
+        )
+
+
+class OlderThanRecord(StaleRoot):
+    """The volume was rolled back."""
+
+    exit_code = Exit.OLDER_THAN_RECORD
+    wrong = "volume is older than this machine remembers"
+
+
+class ForkedFromRecord(StaleRoot):
+    """The volume was changed elsewhere, from an older state than the one remembered."""
+
+    exit_code = Exit.FORKED_FROM_RECORD
+    wrong = "volume is not a continuation of what this machine remembers"
+
+
+# Contents
+
+
+class DamagedContents(EncfsdError):
+    """`verify` found objects that do not authenticate."""
+
+    exit_code = Exit.DAMAGED_CONTENTS
+    wrong = "contents damaged"
+    remedy = "restore the listed files from a backup"

@@ -1,0 +1,81 @@
+"""Messages and exit codes: complete, unique, and safe to print."""
+
+import os
+import pathlib
+
+import pytest
+
+from encfsd import errors
+
+
+def leaves(cls: type[errors.EncfsdError]) -> list[type[errors.EncfsdError]]:
+    below = cls.__subclasses__()
+    return [leaf for sub in below for leaf in leaves(sub)] if below else [cls]
+
+
+ALL = leaves(errors.EncfsdError)
+
+
+def make(cls: type[errors.EncfsdError]) -> errors.EncfsdError:
+    if issubclass(cls, errors.StaleRoot):
+        return cls("/srv/vault", "root aa at 3.4", "root bb at 3.1", b"\xbb" * 32)
+    if issubclass(cls, errors.NoRecord):
+        return cls("/srv/vault", b"\xbb" * 32)
+    return cls("/srv/vault")
+
+
+def test_each_exit_code_belongs_to_exactly_one_error() -> None:
+    assert sorted(cls.exit_code for cls in ALL) == sorted(errors.Exit)
+
+
+def test_exit_codes_stay_clear_of_what_shells_and_systemd_use() -> None:
+    assert all(0 < code < 64 for code in errors.Exit)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_message_names_the_thing_what_is_wrong_and_what_to_do(
+    cls: type[errors.EncfsdError],
+) -> None:
+    error = make(cls)
+    thing, rest = str(error).split(": ", 1)
+    assert thing == "/srv/vault"
+    assert rest.startswith(cls.wrong)
+    assert "; " in rest and "{" not in rest
+
+
+def test_detail_stands_between_what_is_wrong_and_the_remedy() -> None:
+    error = errors.FreeListTooLarge("--free-list=8G", "the machine has 4 GiB")
+    assert str(error) == (
+        "--free-list=8G: free list is larger than the memory available (the machine has 4 GiB); "
+        "choose a smaller --free-list"
+    )
+
+
+def test_remedy_quotes_the_thing() -> None:
+    assert str(errors.BackingInsecure("/srv/vault")).endswith("'chmod go-w /srv/vault'")
+
+
+def test_unlock_failure_has_one_message_only() -> None:
+    with pytest.raises(TypeError):
+        errors.UnlockFailed("/srv/vault", "wrong passphrase")  # type: ignore[call-arg]
+
+
+def test_fork_names_both_roots_and_how_to_accept_the_found_one() -> None:
+    text = str(make(errors.ForkedFromRecord))
+    assert "root aa at 3.4" in text and "root bb at 3.1" in text
+    assert f"--accept-root={'bb' * 32}" in text
+
+
+@pytest.mark.parametrize(
+    ("thing", "shown"),
+    [
+        ("/a b", "/a b"),
+        ("/a\nb", "/a\\nb"),
+        ("/a\x1b[2J", "/a\\x1b[2J"),
+        (b"/a\xff", "/a\\udcff"),
+        (pathlib.Path("/ä"), "/ä"),
+        (os.fsdecode(b"\xfe"), "\\udcfe"),
+    ],
+)
+def test_paths_of_any_bytes_print_on_one_line(thing: object, shown: str) -> None:
+    assert errors.printable(thing) == shown
