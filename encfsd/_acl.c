@@ -1,0 +1,2 @@
+/* acl: not written yet. */
+typedef int encfsd_acl_stub;

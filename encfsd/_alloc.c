@@ -1,0 +1,2 @@
+/* alloc: not written yet. */
+typedef int encfsd_alloc_stub;

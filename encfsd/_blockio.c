@@ -1,0 +1,2 @@
+/* blockio: not written yet. */
+typedef int encfsd_blockio_stub;

@@ -1,0 +1,2 @@
+/* groups: not written yet. */
+typedef int encfsd_groups_stub;

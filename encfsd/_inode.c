@@ -1,0 +1,2 @@
+/* inode: not written yet. */
+typedef int encfsd_inode_stub;

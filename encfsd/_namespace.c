@@ -1,0 +1,2 @@
+/* namespace: not written yet. */
+typedef int encfsd_namespace_stub;

@@ -1,0 +1,2 @@
+/* object: not written yet. */
+typedef int encfsd_object_stub;

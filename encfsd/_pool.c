@@ -1,0 +1,2 @@
+/* pool: not written yet. */
+typedef int encfsd_pool_stub;

@@ -1,0 +1,2 @@
+/* request: not written yet. */
+typedef int encfsd_request_stub;

@@ -1,0 +1,2 @@
+/* schema: not written yet. */
+typedef int encfsd_schema_stub;

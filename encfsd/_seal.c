@@ -1,0 +1,2 @@
+/* seal: not written yet. */
+typedef int encfsd_seal_stub;

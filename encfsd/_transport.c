@@ -1,0 +1,2 @@
+/* transport: not written yet. */
+typedef int encfsd_transport_stub;

@@ -1,0 +1,2 @@
+/* tree: not written yet. */
+typedef int encfsd_tree_stub;

@@ -1,0 +1,2 @@
+/* vfs: not written yet. */
+typedef int encfsd_vfs_stub;

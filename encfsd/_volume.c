@@ -1,0 +1,2 @@
+/* volume: not written yet. */
+typedef int encfsd_volume_stub;

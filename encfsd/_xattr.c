@@ -1,0 +1,2 @@
+/* xattr: not written yet. */
+typedef int encfsd_xattr_stub;
