@@ -1,0 +1,2 @@
+/* workers: not written yet. */
+typedef int encfsd_workers_stub;
