@@ -9,9 +9,12 @@ every failure is this one error with this one message: a distinction would tell 
 to the backing directory which part of a guess was right.
 """
 
+# ruff: noqa: N818  An error is named after what is wrong; "Error" behind each would say nothing.
+
 from __future__ import annotations
 
 import enum
+import errno
 import os
 from typing import ClassVar
 
@@ -44,18 +47,21 @@ class Exit(enum.IntEnum):
     NO_PERMISSION = 36
     FREE_LIST_TOO_LARGE = 37
     MEMORY_NOT_LOCKED = 38
+    NOT_ENOUGH_MEMORY = 39
 
     # Directories.
     BACKING_READ_ONLY = 40
     BACKING_GONE = 41
     BACKING_INSECURE = 42
     BACKING_FULL = 43
-    STATE_UNUSABLE = 44
+    BACKING_FAILED = 44
+    STATE_UNUSABLE = 45
 
     # Freshness.
     NO_RECORD = 50
     OLDER_THAN_RECORD = 51
     FORKED_FROM_RECORD = 52
+    HEADER_NOT_ACCEPTED = 53
 
     # Contents.
     DAMAGED_CONTENTS = 60
@@ -263,6 +269,14 @@ class MemoryNotLocked(EncfsdError):
     remedy = "raise the limit with 'ulimit -l' or LimitMEMLOCK= in the unit"
 
 
+class NotEnoughMemory(EncfsdError):
+    """Key derivation needs more memory than there is; seen before a secret is used."""
+
+    exit_code = Exit.NOT_ENOUGH_MEMORY
+    wrong = "not enough memory to derive the key"
+    remedy = "free some memory, or raise the limit of the control group"
+
+
 # Directories
 
 
@@ -299,6 +313,14 @@ class BackingFull(EncfsdError):
     exit_code = Exit.BACKING_FULL
     wrong = "no space left in the backing directory"
     remedy = "free some space there"
+
+
+class BackingFailed(EncfsdError):
+    """The operating system reported an error that has no class of its own."""
+
+    exit_code = Exit.BACKING_FAILED
+    wrong = "cannot be read or written"
+    remedy = "see the system log for errors of the disk or of the file system"
 
 
 class StateUnusable(EncfsdError):
@@ -353,6 +375,14 @@ class ForkedFromRecord(StaleRoot):
     wrong = "volume is not a continuation of what this machine remembers"
 
 
+class HeaderNotAccepted(EncfsdError):
+    """The header is authentic, but not the one that the volume's metadata names."""
+
+    exit_code = Exit.HEADER_NOT_ACCEPTED
+    wrong = "volume header is an old copy"
+    remedy = "restore the newest volume.header"
+
+
 # Contents
 
 
@@ -362,3 +392,18 @@ class DamagedContents(EncfsdError):
     exit_code = Exit.DAMAGED_CONTENTS
     wrong = "contents damaged"
     remedy = "restore the listed files from a backup"
+
+
+def from_oserror(thing: object, error: OSError) -> EncfsdError:
+    """Return the error that stands for `error`, met while working on `thing` of a volume."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+        return BackingGone(thing)
+    if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+        return BackingInsecure(thing, os.strerror(error.errno))
+    if error.errno == errno.EROFS:
+        return BackingReadOnly(thing)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return BackingFull(thing)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return NoPermission(thing)
+    return BackingFailed(thing, error.strerror or str(error))

@@ -1,5 +1,6 @@
 """Messages and exit codes: complete, unique, and safe to print."""
 
+import errno
 import os
 import pathlib
 
@@ -40,7 +41,8 @@ def test_message_names_the_thing_what_is_wrong_and_what_to_do(
     thing, rest = str(error).split(": ", 1)
     assert thing == "/srv/vault"
     assert rest.startswith(cls.wrong)
-    assert "; " in rest and "{" not in rest
+    assert "; " in rest
+    assert "{" not in rest
 
 
 def test_detail_stands_between_what_is_wrong_and_the_remedy() -> None:
@@ -62,7 +64,8 @@ def test_unlock_failure_has_one_message_only() -> None:
 
 def test_fork_names_both_roots_and_how_to_accept_the_found_one() -> None:
     text = str(make(errors.ForkedFromRecord))
-    assert "root aa at 3.4" in text and "root bb at 3.1" in text
+    assert "root aa at 3.4" in text
+    assert "root bb at 3.1" in text
     assert f"--accept-root={'bb' * 32}" in text
 
 
@@ -79,3 +82,22 @@ def test_fork_names_both_roots_and_how_to_accept_the_found_one() -> None:
 )
 def test_paths_of_any_bytes_print_on_one_line(thing: object, shown: str) -> None:
     assert errors.printable(thing) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "cls"),
+    [
+        (errno.ENOENT, errors.BackingGone),
+        (errno.ELOOP, errors.BackingInsecure),
+        (errno.EROFS, errors.BackingReadOnly),
+        (errno.ENOSPC, errors.BackingFull),
+        (errno.EACCES, errors.NoPermission),
+        (errno.EIO, errors.BackingFailed),
+    ],
+)
+def test_operating_system_errors_become_errors_of_encfsd(
+    number: int, cls: type[errors.EncfsdError]
+) -> None:
+    error = errors.from_oserror("/srv/vault", OSError(number, os.strerror(number)))
+    assert type(error) is cls
+    assert str(error).startswith("/srv/vault: ")
