@@ -1,0 +1,88 @@
+/* The in-core inode table: the authority on an inode while it is known (docs/concurrency.md, "Inodes").
+ *
+ * An inode enters the table at its first lookup or use and leaves it when its lookup count and its references are zero and
+ * nothing of it is dirty. Database row and root are snapshots of it. The table is sharded by inode number. */
+#ifndef ENCFSD_INODE_H
+#define ENCFSD_INODE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "_format.h"
+#include "_object.h"
+
+enum {
+    ROOT_INO = 1,
+    NAME_MAX_BYTES = 255,
+    INLINE_MAX = 2048,              /* bytes of contents that live in the database row of a file */
+};
+
+struct attr {
+    uint64_t ino, size, blocks;     /* blocks: 512 bytes each; never 0 for a file with contents */
+    uint32_t mode, nlink, uid, gid, rdev;
+    int64_t atime, mtime, ctime, btime; /* ns since 1970, any sign */
+};
+
+struct inode {
+    /* set once */
+    uint64_t ino;
+    /* guarded by the shard's lock */
+    struct inode *hash_next;
+    uint64_t lookups;               /* what the kernel holds; rises before the reply leaves */
+    uint32_t refs;                  /* operations and background work that use the struct right now */
+    /* guarded by `lock` (order: namespace mutex, then one inode lock, then the object's) */
+    pthread_mutex_t lock;
+    struct attr attr;               /* live values; for an object-backed file size/blocks/times come from here too */
+    uint64_t parent;                /* directories: ino of "..", else 0 */
+    uint8_t *content;               /* NULL or attr.size bytes (capacity INLINE_MAX): contents held in the row */
+    bool content_dirty;             /* content newer than the row */
+    bool attr_dirty;                /* size, blocks or times newer than the row (lazily written by groups) */
+    bool deleted;                   /* nlink 0: row goes when lookups and refs are gone */
+    struct object *object;          /* NULL: contents in the row, or object not opened yet */
+    uint8_t object_id[ID_SIZE];     /* all zero: the file has no object */
+    bool has_record;                /* the row holds a record of the object */
+    struct object_record record;    /* as in the newest database row */
+    uint64_t meta_mark;             /* number of the last transaction that changed mode, owner, links, xattrs or created it */
+    /* guarded by the groups' mutex (_groups.c) */
+    bool active;                    /* in the newest database's active set */
+    uint64_t active_mark;           /* mark after which the membership is durable */
+    uint32_t solo_since_group;      /* solo commits begun since the last group captured this inode */
+    bool solo_in_flight;
+    struct inode *dirty_prev, *dirty_next; /* list of inodes with dirty data or attributes */
+    bool on_dirty_list;
+    bool publish;                   /* renamed or linked since the last mark: its data must be in the next group */
+};
+
+struct inode_table;
+
+int inode_table_create(struct inode_table **table);
+void inode_table_destroy(struct inode_table *table);    /* all inodes must be droppable; leaks are reported by the return of inode_table_count */
+size_t inode_table_count(struct inode_table *table);
+
+/* Finds an inode and takes a reference; NULL if it is not in core. */
+struct inode *inode_find(struct inode_table *table, uint64_t ino);
+
+/* Finds or inserts (then *created, fields zero but ino; the caller fills it before anybody else can: the namespace mutex is
+ * held). Takes a reference. NULL: out of memory. */
+struct inode *inode_get(struct inode_table *table, uint64_t ino, bool *created);
+
+/* Adds to the kernel's lookup count; call before the reply leaves. */
+void inode_looked_up(struct inode_table *table, struct inode *inode, uint64_t n);
+
+/* Drops a reference. Returns true if the inode may now be dropped: lookups == 0 and refs == 0 (the caller then decides, under
+ * the namespace mutex, whether to reclaim a deleted one and removes it with inode_remove_if_unused). */
+bool inode_put(struct inode_table *table, struct inode *inode);
+
+/* FORGET. Returns true as inode_put does. Unknown inode numbers are ignored. */
+bool inode_forget(struct inode_table *table, uint64_t ino, uint64_t n);
+
+/* Removes and frees the inode if lookups, refs are 0 and nothing is dirty; returns whether it did. Closes nothing: *object
+ * receives its open object (or NULL) for the caller to close outside the locks. */
+bool inode_remove_if_unused(struct inode_table *table, uint64_t ino, struct object **object);
+
+/* Calls fn for every inode in core, with a reference held. */
+void inode_for_each(struct inode_table *table, void (*fn)(void *arg, struct inode *inode), void *arg);
+
+#endif

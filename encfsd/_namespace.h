@@ -1,0 +1,127 @@
+/* Every namespace operation: one C function, one SQLite transaction, under one mutex (docs/design.md, "Metadata").
+ *
+ * The database lies in object 0 through the VFS in _vfs.c; it is opened here and nowhere else. Each operation that changes
+ * something ends with COMMIT; its xSync numbers the change (a "mark"). All functions return 0 or a negative errno and are
+ * thread-safe. NS_NOWAIT: -EAGAIN instead of waiting for the mutex; nothing was done then.
+ *
+ * Permission checks are the kernel's (default_permissions); here are the rules that belong to the file system: setgid
+ * directories, ACL inheritance, time stamps, link counts, emptiness, name and link limits. */
+#ifndef ENCFSD_NAMESPACE_H
+#define ENCFSD_NAMESPACE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "_inode.h"
+
+struct namespace;
+
+enum ns_flags { NS_NOWAIT = 1 };
+
+struct ns_caller {
+    uint32_t uid, gid, umask;
+};
+
+/* Told of what an operation did, under the namespace mutex, before the operation returns; implemented by _groups.c.
+ * The namespace itself knows nothing of groups. */
+struct ns_events {
+    void (*published)(void *arg, struct inode *inode);      /* renamed over or linked to a new name */
+    void (*dirtied)(void *arg, struct inode *inode);        /* attr_dirty or content_dirty was set */
+    void (*object_dropped)(void *arg, const uint8_t id[ID_SIZE]); /* row gone; remove the file once that is durable */
+    void *arg;
+};
+
+/* Formats an empty object 0 with the schema and the root directory (mode 0755, owner uid/gid). Then commits nothing: the
+ * caller commits object 0. */
+int ns_format(struct object *meta, uint32_t uid, uint32_t gid);
+
+/* Opens the database on object 0. `message` receives a line for the log on failure. cache_bytes: SQLite page cache. */
+int ns_open(struct namespace **ns, struct object *meta, struct inode_table *inodes, const struct ns_events *events,
+            bool read_only, size_t cache_bytes, char *message, size_t message_size);
+/* Finalises statements and closes the connection. No operation may be running. */
+int ns_close(struct namespace *ns);
+
+/* ---- operations. Those that return an entry raise the lookup count of it by one. ---- */
+int ns_lookup(struct namespace *ns, uint64_t parent, const char *name, size_t len, struct attr *out, int flags);
+int ns_getattr(struct namespace *ns, uint64_t ino, struct attr *out, int flags);
+
+enum ns_set { SET_MODE = 1, SET_UID = 2, SET_GID = 4, SET_ATIME = 8, SET_MTIME = 16, SET_CTIME = 32, SET_SIZE = 64 };
+/* Changes attributes (not SET_SIZE: that is file_truncate). Without SET_CTIME the change time becomes now. chown clears
+ * setuid/setgid of non-directories as Linux does; chmod keeps the access ACL's mask in step. Only-times changes are
+ * recorded in core and written by the next group. */
+int ns_setattr(struct namespace *ns, uint64_t ino, const struct attr *values, uint32_t valid, struct attr *out, int flags);
+
+/* Regular files, fifos, sockets, devices. `mode` includes the type; umask is applied unless the parent has a default ACL. */
+int ns_mknod(struct namespace *ns, uint64_t parent, const char *name, size_t len, uint32_t mode, uint32_t rdev,
+             const struct ns_caller *caller, struct attr *out, int flags);
+int ns_mkdir(struct namespace *ns, uint64_t parent, const char *name, size_t len, uint32_t mode,
+             const struct ns_caller *caller, struct attr *out, int flags);
+int ns_symlink(struct namespace *ns, uint64_t parent, const char *name, size_t len, const char *target, size_t target_len,
+               const struct ns_caller *caller, struct attr *out, int flags);
+int ns_readlink(struct namespace *ns, uint64_t ino, char *buffer, size_t size, size_t *len, int flags); /* size >= 4096 */
+int ns_link(struct namespace *ns, uint64_t ino, uint64_t parent, const char *name, size_t len, struct attr *out, int flags);
+int ns_unlink(struct namespace *ns, uint64_t parent, const char *name, size_t len, int flags);
+int ns_rmdir(struct namespace *ns, uint64_t parent, const char *name, size_t len, int flags);
+/* rename_flags: 0, RENAME_NOREPLACE or RENAME_EXCHANGE; others -EINVAL. */
+int ns_rename(struct namespace *ns, uint64_t parent, const char *name, size_t len, uint64_t new_parent,
+              const char *new_name, size_t new_len, uint32_t rename_flags, int flags);
+int ns_forget(struct namespace *ns, uint64_t ino, uint64_t n);
+
+struct ns_dirent {
+    uint64_t cookie;                    /* pass to the next call to continue after this entry */
+    struct attr attr;                   /* lookup count raised by one, but for "." and ".." */
+    uint16_t name_len;
+    char name[NAME_MAX_BYTES + 1];
+};
+/* Entries after `cookie` (0: from the start, with "." and ".." first, cookies 1 and 2). At most max; *count says how many.
+ * Right while entries come and go: an entry that exists throughout is returned exactly once. Entries not given on to the
+ * kernel must be forgotten by the caller (ns_forget). */
+int ns_readdir(struct namespace *ns, uint64_t ino, uint64_t cookie, struct ns_dirent *entries, size_t max, size_t *count,
+               int flags);
+
+/* Extended attributes (user., trusted., security., system.posix_acl_*). xattr_flags: 0, XATTR_CREATE, XATTR_REPLACE.
+ * Limits as on ext4: name 255 bytes, value 64 KiB (-E2BIG / -ERANGE / -ENOSPC). size 0 on get/list: only *len is returned. */
+int ns_setxattr(struct namespace *ns, uint64_t ino, const char *name, const void *value, size_t size, int xattr_flags,
+                bool caller_in_group_or_capable, int flags);
+int ns_getxattr(struct namespace *ns, uint64_t ino, const char *name, void *buffer, size_t size, size_t *len, int flags);
+int ns_listxattr(struct namespace *ns, uint64_t ino, char *buffer, size_t size, size_t *len, int flags);
+int ns_removexattr(struct namespace *ns, uint64_t ino, const char *name, int flags);
+
+struct ns_counts { uint64_t inodes; };
+int ns_statfs(struct namespace *ns, struct ns_counts *counts);
+
+/* ---- for _file.c and _groups.c: the same mutex and connection ---- */
+int ns_lock(struct namespace *ns, int flags);       /* NS_NOWAIT: -EAGAIN */
+void ns_unlock(struct namespace *ns);
+uint64_t ns_mark(struct namespace *ns);             /* number of the last committed transaction; namespace mutex held */
+
+/* Finds the inode, in core or from its row; takes a reference (inode_put through ns_put_inode). -ENOENT, -EIO... */
+int ns_get_inode(struct namespace *ns, uint64_t ino, struct inode **inode, int flags);
+/* Drops the reference and reclaims the inode if it was the last use of a deleted one. */
+void ns_put_inode(struct namespace *ns, struct inode *inode);
+
+/* Reads the in-row contents into inode->content if it has none yet and the file has no object. Inode lock held. */
+int ns_load_content(struct namespace *ns, struct inode *inode);
+
+/* One transaction each, namespace mutex held: */
+int ns_write_inode(struct namespace *ns, struct inode *inode);  /* attr_dirty/content_dirty -> row; clears them */
+/* Row gets object id + record (removing in-row contents); active_epoch 0: not in the active set. */
+int ns_write_record(struct namespace *ns, struct inode *inode, const struct object_record *record, uint64_t active_epoch);
+
+/* Iterates rows at mount, before serving. */
+struct ns_object_row { uint64_t ino; uint8_t id[ID_SIZE]; struct object_record record; uint64_t active_epoch; bool orphan; };
+int ns_each_active(struct namespace *ns, int (*fn)(void *arg, const struct ns_object_row *row), void *arg);
+int ns_each_object(struct namespace *ns, int (*fn)(void *arg, const struct ns_object_row *row), void *arg);
+int ns_reclaim_orphans(struct namespace *ns);       /* deletes rows with nlink 0; object_dropped events tell which objects */
+int ns_each_dropped(struct namespace *ns, int (*fn)(void *arg, const uint8_t id[ID_SIZE]), void *arg);
+int ns_forget_dropped(struct namespace *ns, const uint8_t id[ID_SIZE]);  /* the file is gone; removes the note */
+
+/* Small named values of the volume row: "header_generation", "header_digest", ... Returns -ENOENT if absent. */
+int ns_get_value(struct namespace *ns, const char *key, void *value, size_t size, size_t *len);
+int ns_set_value(struct namespace *ns, const char *key, const void *value, size_t len);
+
+/* Writes the path of an inode (one of its links) for verify's report: NUL-terminated, "/a/b". */
+int ns_path(struct namespace *ns, uint64_t ino, char *buffer, size_t size);
+
+#endif

@@ -1,0 +1,59 @@
+/* The one door for requests (docs/design.md, "Done, errno or parked"). A request is answered at once by the calling thread if
+ * that needs no waiting; else it is parked: an I/O or barrier thread answers it and puts it on the completion queue, whose
+ * eventfd wakes whoever drains it. The caller owns struct request and its buffers and keeps both until then. */
+#ifndef ENCFSD_REQUEST_H
+#define ENCFSD_REQUEST_H
+
+#include "_file.h"
+#include "_namespace.h"
+#include "_volume.h"
+#include "_workers.h"
+
+enum request_op {
+    REQ_LOOKUP = 1, REQ_GETATTR, REQ_SETATTR, REQ_MKNOD, REQ_MKDIR, REQ_SYMLINK, REQ_READLINK, REQ_LINK, REQ_UNLINK,
+    REQ_RMDIR, REQ_RENAME, REQ_READDIR, REQ_SETXATTR, REQ_GETXATTR, REQ_LISTXATTR, REQ_REMOVEXATTR, REQ_READ, REQ_WRITE,
+    REQ_FSYNC, REQ_FSYNCDIR, REQ_SYNC_ALL, REQ_FALLOCATE, REQ_SEEK, REQ_STATFS, REQ_OP_COUNT
+};
+
+struct request {
+    /* in: set by the caller, unused members zero */
+    uint16_t op;                        /* enum request_op */
+    uint64_t ino;                       /* inode, or parent directory of `name` */
+    const char *name; size_t name_len;  /* not NUL-terminated */
+    uint64_t new_parent;                /* rename, link: directory of new_name */
+    const char *new_name; size_t new_name_len;      /* rename, link: new name; symlink: target */
+    uint32_t mode, rdev, flags;         /* mknod/mkdir mode; rename or xattr or fallocate flags; fsync: 1 = datasync; seek: whence */
+    uint32_t valid;                     /* setattr: enum ns_set; may include SET_SIZE */
+    uint64_t offset;                    /* read, write, seek, fallocate; readdir: cookie */
+    void *buffer; size_t size;          /* read, write, xattr value, readlink; readdir: struct ns_dirent[size] */
+    struct ns_caller caller;
+    struct attr attr;                   /* in for setattr; out for everything that returns attributes */
+    /* out */
+    int64_t result;                     /* >= 0: success (read, getxattr, listxattr, readlink: bytes; readdir: entries; seek:
+                                           offset), < 0: negative errno */
+    uint64_t statfs_blocks, statfs_free, statfs_inodes; /* blocks of NODE_SIZE */
+    uint64_t ticket;                    /* copied through for the caller: which task waits */
+    /* private to _request.c */
+    struct job job;
+    struct volume *volume;
+    struct request *completed_next;
+};
+
+enum { REQUEST_DONE = 0, REQUEST_PARKED = 1 };
+
+/* Starts a request. REQUEST_DONE: request->result is set. REQUEST_PARKED: it will come out of request_next_completed. */
+int request_start(struct volume *v, struct request *request);
+
+/* eventfd, readable while there are completions. Owned by the volume. */
+int request_completion_fd(struct volume *v);
+/* Resets the eventfd when the queue gets empty. NULL: none. Never blocks. */
+struct request *request_next_completed(struct volume *v);
+
+/* FORGET never waits for the caller's sake: parked work of it is internal. */
+void request_forget(struct volume *v, uint64_t ino, uint64_t lookups);
+
+/* File descriptor of /dev/fuse for INVAL_INODE notifications (groups pull dirty pages of renamed files in through it).
+ * -1 until a mount exists. */
+void volume_set_notify_fd(struct volume *v, int fuse_fd);
+
+#endif
