@@ -335,7 +335,7 @@ class StateUnusable(EncfsdError):
 
 
 class NoRecord(EncfsdError):
-    """This machine has no valid record of the volume; `found` is the root id it found (32 bytes)."""
+    """This machine has no valid record of the volume; `found` is the root id (32 bytes)."""
 
     exit_code = Exit.NO_RECORD
     wrong = "this machine has no valid freshness record of this volume"
