@@ -1,0 +1,18 @@
+"""Marks tests/mount, and skips it where there is no /dev/fuse (in CI that is a failure)."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+MOUNT_TESTS = Path(__file__).parent / "mount"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark by folder, so that nobody has to remember it."""
+    runnable = "CI" in os.environ or os.access("/dev/fuse", os.R_OK | os.W_OK)
+    for item in items:
+        if item.path.is_relative_to(MOUNT_TESTS):
+            item.add_marker(pytest.mark.mount)
+            if not runnable:
+                item.add_marker(pytest.mark.skip(reason="needs /dev/fuse"))
