@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
+NINJA := NINJA=$(BIN)/ninja $(BIN)/ninja
 MESON := NINJA=$(BIN)/ninja $(BIN)/meson
 SETUP := .venv/setup-done
 
@@ -57,8 +58,8 @@ build: $(SETUP) ## Compile the extension and put it beside its Python files
 # Renamed into place, so that a process that has the old one mapped keeps it.
 .PHONY: in-place
 in-place:
-	@test -f build/build.ninja || $(MESON) setup build -Dwerror=true
-	@$(BIN)/ninja -C build --quiet
+	@test -f build/build.ninja || $(MESON) setup build -Dwerror=true >/dev/null
+	@$(NINJA) -C build --quiet
 	@cmp -s build/encfsd/_native.abi3.so encfsd/_native.abi3.so || \
 	  { cp build/encfsd/_native.abi3.so encfsd/_native.new.so && \
 	    mv encfsd/_native.new.so encfsd/_native.abi3.so; }
