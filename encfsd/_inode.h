@@ -44,12 +44,17 @@ struct inode {
     uint8_t object_id[ID_SIZE];     /* all zero: the file has no object */
     bool has_record;                /* the row holds a record of the object */
     struct object_record record;    /* as in the newest database row */
+    uint32_t object_users;          /* operations that use `object` right now: it must not be closed */
+    uint32_t writers;               /* handles open for writing: the kernel may hold dirty pages */
     uint64_t meta_mark;             /* number of the last transaction that changed mode, owner, links, xattrs or created it */
     /* guarded by the groups' mutex (_groups.c) */
     bool active;                    /* in the newest database's active set */
     uint64_t active_mark;           /* mark after which the membership is durable */
     uint32_t solo_since_group;      /* solo commits begun since the last group captured this inode */
-    bool solo_in_flight;
+    bool commit_in_flight;          /* a commit of the object runs: one at a time */
+    bool in_group;                  /* a target of the running group */
+    bool pinned;                    /* the object's root `pin` is named exactly by the durable or a submitted mark */
+    struct object_record pin;
     struct inode *dirty_prev, *dirty_next; /* list of inodes with dirty data or attributes */
     bool on_dirty_list;
     bool publish;                   /* renamed or linked since the last mark: its data must be in the next group */

@@ -28,6 +28,7 @@ struct object_env {
     bool read_only;
     bool cache_data;                    /* keep clean data nodes in the pool while it has room */
     _Atomic uint64_t dirty_nodes;       /* dirty and in-flight data nodes of all objects */
+    _Atomic uint64_t open_objects;      /* each holds one file descriptor */
     uint64_t dirty_limit;               /* with OBJECT_NOWAIT a write that would pass it returns -EAGAIN; without, the writer
                                            writes nodes back itself first */
 };
@@ -90,13 +91,14 @@ int object_write_back(struct object *o, size_t max_nodes);
  *          a failed barrier poisons the object: every later call returns -EIO until it is opened anew. */
 int object_commit_begin(struct object *o);
 int object_commit_write(struct object *o, bool solo);
-int object_barrier(struct object *o);
+int object_barrier(struct object *o);               /* fdatasync; for a new object its directory entry too */
 int object_commit_end(struct object *o, int result, bool barrier_failed, struct object_record *record);
 /* begin + write + barrier + end. 0 (also if nothing was dirty: *record is then the last durable root) or -errno. */
 int object_commit(struct object *o, bool solo, struct object_record *record);
 
-/* The last durable root (the recorded one after open). */
+/* The last durable root (the recorded one after open), and the attributes it carries (`nodes` exact). */
 void object_record(struct object *o, struct object_record *record);
+void object_durable_attr(struct object *o, struct object_attr *attr);
 
 /* A submitted metadata commit names this root exactly: its slot must not be overwritten until unpinned. */
 void object_pin_root(struct object *o, const struct object_record *record);
