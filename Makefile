@@ -58,7 +58,7 @@ build: $(SETUP) ## Compile the extension and put it beside its Python files
 # Renamed into place, so that a process that has the old one mapped keeps it.
 .PHONY: in-place
 in-place:
-	@test -f build/build.ninja || $(MESON) setup build -Dwerror=true >/dev/null
+	@test -f build/build.ninja || $(MESON) setup build -Dwerror=true
 	@$(NINJA) -C build --quiet
 	@cmp -s build/encfsd/_native.abi3.so encfsd/_native.abi3.so || \
 	  { cp build/encfsd/_native.abi3.so encfsd/_native.new.so && \
@@ -90,7 +90,7 @@ tsan: $(SETUP) ## C unit tests under ThreadSanitizer
 .PHONY: native-tests
 native-tests:
 	@$(MESON) setup --reconfigure $(FOLDER) -Dwerror=true -Doptimization=1 \
-	  -Db_sanitize=$(SANITIZE) >/dev/null
+	  -Db_sanitize=$(SANITIZE) >$(FOLDER).log || { cat $(FOLDER).log; exit 1; }
 	$(MESON) test -C $(FOLDER) --print-errorlogs $(TESTS)
 
 .PHONY: bench-core
