@@ -18,7 +18,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -365,8 +365,8 @@ def unwrap(slot: Slot, bound: bytes, slot_secret: SecretBytes) -> SecretBytes | 
 
 
 def open_slots(
-    volume_id: bytes, slots: dict[int, Slot], secret: Secret
-) -> Iterator[tuple[int, SecretBytes]]:
+    volume_id: bytes, slots: Mapping[int, Slot], secret: Secret
+) -> Generator[tuple[int, SecretBytes], None, None]:
     """Yield (index, volume key) for each slot that `secret` opens. The caller wipes the keys.
 
     Raises NotEnoughMemory before the secret is used, nothing from then on.

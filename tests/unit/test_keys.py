@@ -1,0 +1,256 @@
+"""Derivation, slot wrapping with its commitment, and Argon2id in a child process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
+
+from encfsd import argon2_child, errors, keys
+from encfsd.keys import (
+    NO_KDF,
+    KdfParameters,
+    PassphraseStretcher,
+    Secret,
+    SecretBytes,
+    SecretKind,
+    Slot,
+    SlotType,
+)
+
+VID = bytes(range(16))
+CHEAPEST = KdfParameters(keys.MIN_MEMORY_KIB, keys.MIN_PASSES)
+
+
+def random_secret(data: bytes = b"k" * 32) -> Secret:
+    return Secret(SecretKind.RANDOM, SecretBytes(data))
+
+
+def wrap_random(key: bytes, secret: Secret, index: int = 0) -> Slot:
+    return keys.wrap(
+        SecretBytes(key),
+        secret,
+        volume_id=VID,
+        index=index,
+        kind=SlotType.KEY_FILE,
+        kdf=NO_KDF,
+    )
+
+
+def test_known_answers_hold() -> None:
+    keys.self_test()
+
+
+def test_a_wrong_known_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "mac", lambda _key, _data: bytes(32))
+    with pytest.raises(errors.InternalError, match="HMAC-SHA256"):
+        keys.self_test()
+
+
+def test_secret_bytes_are_wiped_and_not_shown() -> None:
+    secret = SecretBytes(b"hunter2")
+    assert "hunter2" not in f"{secret} {secret!r}"
+    with secret:
+        assert bytes(secret) == b"hunter2"
+    assert bytes(secret) == bytes(7)
+
+
+def test_derivation_separates_label_from_context() -> None:
+    key = b"\1" * 32
+    assert keys.derive(key, "a", b"b") != keys.derive(key, "ab")
+    assert keys.derive(key, "a", b"b") != keys.derive(key, "a", b"c")
+    assert len(keys.derive(key, "a")) == 32
+
+
+def test_wiping_a_volume_key_wipes_what_was_derived() -> None:
+    with keys.VolumeKey(VID, SecretBytes(b"v" * 32), 0) as key:
+        assert any(key.prk)
+    assert bytes(key.key) == bytes(32)
+    assert bytes(key.prk) == bytes(32)
+
+
+@pytest.mark.parametrize(
+    ("memory_kib", "passes", "fits"),
+    [
+        (64 << 10, 3, True),
+        (4 << 20, 32, True),
+        ((64 << 10) - 1, 3, False),
+        ((4 << 20) + 1, 3, False),
+        (64 << 10, 2, False),
+        (64 << 10, 33, False),
+    ],
+)
+def test_kdf_bounds(memory_kib: int, passes: int, fits: bool) -> None:
+    assert KdfParameters(memory_kib, passes).within_bounds() is fits
+
+
+@pytest.mark.parametrize(
+    ("total_mib", "chosen_mib"), [(256, 64), (1024, 64), (2048, 128), (65536, 256)]
+)
+def test_chosen_cost_follows_memory(
+    total_mib: int, chosen_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"SC_PHYS_PAGES": total_mib << 8, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    assert keys.choose_kdf_parameters() == KdfParameters(chosen_mib << 10, 3)
+
+
+# Slots
+
+
+def open_one(slots: dict[int, Slot], secret: Secret, vid: bytes = VID) -> list[tuple[int, bytes]]:
+    return [(index, bytes(key)) for index, key in keys.open_slots(vid, slots, secret)]
+
+
+def test_slot_opens_with_its_secret_only() -> None:
+    slot = wrap_random(b"v" * 32, random_secret())
+    assert open_one({0: slot}, random_secret()) == [(0, b"v" * 32)]
+    assert open_one({0: slot}, random_secret(b"K" * 32)) == []
+
+
+def test_slot_is_bound_to_its_place_and_volume() -> None:
+    slot = wrap_random(b"v" * 32, random_secret())
+    assert open_one({1: slot}, random_secret()) == []
+    assert open_one({0: slot}, random_secret(), vid=bytes(16)) == []
+
+
+def test_each_wrapping_draws_a_fresh_salt() -> None:
+    one, two = (wrap_random(b"v" * 32, random_secret()) for _ in range(2))
+    assert one.salt != two.salt
+    assert one.wrapped != two.wrapped
+
+
+def test_random_secret_never_tries_a_passphrase_slot() -> None:
+    slot = Slot(SlotType.PASSPHRASE, CHEAPEST, bytes(32), bytes(32), bytes(48))
+    assert open_one({0: slot}, random_secret()) == []
+
+
+def test_wrapping_refuses_a_secret_of_another_kind() -> None:
+    with pytest.raises(errors.InternalError):
+        keys.wrap(
+            SecretBytes(32),
+            random_secret(),
+            volume_id=VID,
+            index=0,
+            kind=SlotType.PASSPHRASE,
+            kdf=CHEAPEST,
+        )
+
+
+# AES-GCM does not commit to its key: one ciphertext can be made valid under two of them.
+
+
+def gf_multiply(x: int, y: int) -> int:
+    """Multiply in GF(2^128) with GCM's bit order."""
+    product = 0
+    for bit in range(127, -1, -1):
+        if y >> bit & 1:
+            product ^= x
+        x = x >> 1 ^ (0xE1 << 120 if x & 1 else 0)
+    return product
+
+
+def gf_invert(x: int) -> int:
+    """Return x ** (2 ** 128 - 2)."""
+    result = 1 << 127
+    for _ in range(127):
+        x = gf_multiply(x, x)
+        result = gf_multiply(result, x)
+    return result
+
+
+def aes_block(key: bytes, block: bytes) -> int:
+    """Encrypt one block, by way of GCM-independent AES-ECB."""
+    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    return int.from_bytes(encryptor.update(block), "big")
+
+
+def ciphertext_for_two_keys(one: bytes, two: bytes, aad: bytes) -> bytes:
+    """Return 32 bytes of ciphertext and a tag that AES-GCM accepts under both keys.
+
+    The tag is E(J0) + GHASH, linear in each block; the second block is chosen so that both agree.
+    """
+    first = os.urandom(16)
+    lengths = struct.pack(">QQ", len(aad) * 8, 32 * 8)
+    known = [aad[:16], aad[16:], first]
+
+    def tag_without_second(key: bytes) -> tuple[int, int]:
+        h = aes_block(key, bytes(16))
+        total = 0
+        for block in [*known, bytes(16), lengths]:
+            total = gf_multiply(total ^ int.from_bytes(block, "big"), h)
+        return total ^ aes_block(key, bytes(15) + b"\1"), gf_multiply(h, h)
+
+    (tag1, square1), (tag2, square2) = tag_without_second(one), tag_without_second(two)
+    second = gf_multiply(tag1 ^ tag2, gf_invert(square1 ^ square2))
+    tag = tag1 ^ gf_multiply(second, square1)
+    return first + second.to_bytes(16, "big") + tag.to_bytes(16, "big")
+
+
+def test_slot_crafted_for_two_secrets_fails_through_the_commitment() -> None:
+    salt = bytes(range(32))
+    bound = keys.slot_hash(VID, 0, SlotType.KEY_FILE, NO_KDF, salt)
+    secrets = [keys.extract(salt, b"a" * 32), keys.extract(salt, b"b" * 32)]
+    keks = [bytes(keys.derive(secret, "slot-wrap", bound)) for secret in secrets]
+    wrapped = ciphertext_for_two_keys(keks[0], keks[1], bound)
+    for kek in keks:
+        assert len(AESGCM(kek).decrypt(bytes(12), wrapped, bound)) == 32  # the attack works
+
+    commitments = [bytes(keys.derive(secret, "slot-commit", bound)) for secret in secrets]
+    for mine in (0, 1):
+        slot = Slot(SlotType.KEY_FILE, NO_KDF, salt, commitments[mine], wrapped)
+        assert keys.unwrap(slot, bound, secrets[mine]) is not None
+        assert keys.unwrap(slot, bound, secrets[1 - mine]) is None
+
+
+# Argon2id in its child
+
+
+def test_child_computes_argon2id_for_slot_after_slot() -> None:
+    with PassphraseStretcher(CHEAPEST.memory_kib) as stretcher:
+        for salt in (b"s" * 32, b"t" * 32):
+            expected = Argon2id(
+                salt=salt, length=32, iterations=3, lanes=1, memory_cost=CHEAPEST.memory_kib
+            ).derive(b"correct horse")
+            out = stretcher.stretch(SecretBytes(b"correct horse"), salt, CHEAPEST)
+            assert out is not None
+            assert bytes(out) == expected
+
+
+def test_child_keeps_secrets_out_of_its_arguments_and_core_dumps() -> None:
+    with PassphraseStretcher(CHEAPEST.memory_kib) as stretcher:
+        pid = stretcher._child.pid
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:-1]
+        assert command == [b"-I", os.fsencode(os.path.realpath(argon2_child.__file__))]
+        limits = Path(f"/proc/{pid}/limits").read_text()
+        core = next(line for line in limits.splitlines() if line.startswith("Max core file size"))
+        assert core.split()[4:6] == ["0", "0"]
+
+
+def test_child_has_bounded_memory() -> None:
+    with PassphraseStretcher(CHEAPEST.memory_kib) as stretcher:
+        greedy = KdfParameters(512 << 10, 3)
+        assert stretcher.stretch(SecretBytes(b"x"), bytes(32), greedy) is None
+
+
+def test_too_little_memory_shows_before_the_secret_is_used() -> None:
+    with pytest.raises(errors.NotEnoughMemory, match="4194303 MiB"):
+        PassphraseStretcher(2**32 - 1)
+
+
+def test_killed_child_gives_no_key_and_no_exception() -> None:
+    with PassphraseStretcher(CHEAPEST.memory_kib) as stretcher:
+        os.kill(stretcher._child.pid, signal.SIGKILL)
+        assert stretcher.stretch(SecretBytes(b"x"), bytes(32), CHEAPEST) is None
+
+
+def test_child_is_gone_afterwards() -> None:
+    with PassphraseStretcher(CHEAPEST.memory_kib) as stretcher:
+        pid = stretcher._child.pid
+    assert not os.path.exists(f"/proc/{pid}")
