@@ -39,7 +39,7 @@ struct inode {
     uint8_t *content;               /* NULL or attr.size bytes (capacity INLINE_MAX): contents held in the row */
     bool content_dirty;             /* content newer than the row */
     bool attr_dirty;                /* size, blocks or times newer than the row (lazily written by groups) */
-    bool deleted;                   /* nlink 0: row goes when lookups and refs are gone */
+    bool deleted;                   /* nlink 0 for good: the row goes when lookups and refs are gone */
     struct object *object;          /* NULL: contents in the row, or object not opened yet */
     uint8_t object_id[ID_SIZE];     /* all zero: the file has no object */
     bool has_record;                /* the row holds a record of the object */
@@ -69,8 +69,8 @@ size_t inode_table_count(struct inode_table *table);
 /* Finds an inode and takes a reference; NULL if it is not in core. */
 struct inode *inode_find(struct inode_table *table, uint64_t ino);
 
-/* Finds or inserts (then *created, fields zero but ino; the caller fills it before anybody else can: the namespace mutex is
- * held). Takes a reference. NULL: out of memory. */
+/* Finds or inserts; the namespace mutex is held. Takes a reference. NULL: out of memory. A *created inode is zero but for ino
+ * and comes with its lock held: the caller fills it and unlocks, so that whoever finds it meanwhile waits for that. */
 struct inode *inode_get(struct inode_table *table, uint64_t ino, bool *created);
 
 /* Adds to the kernel's lookup count; call before the reply leaves. */
@@ -83,11 +83,13 @@ bool inode_put(struct inode_table *table, struct inode *inode);
 /* FORGET. Returns true as inode_put does. Unknown inode numbers are ignored. */
 bool inode_forget(struct inode_table *table, uint64_t ino, uint64_t n);
 
-/* Removes and frees the inode if lookups, refs are 0 and nothing is dirty; returns whether it did. Closes nothing: *object
- * receives its open object (or NULL) for the caller to close outside the locks. */
+/* Removes and frees the inode if lookups and refs are 0 and attr_dirty and content_dirty are not set (what is dirty of a
+ * deleted inode counts for nothing); returns whether it did. Namespace mutex held. Closes nothing: *object receives its open
+ * object (or NULL) for the caller to close outside the locks. Whoever puts an inode on a list holds a reference, so one on
+ * the dirty list or with a commit in flight is never removed. */
 bool inode_remove_if_unused(struct inode_table *table, uint64_t ino, struct object **object);
 
-/* Calls fn for every inode in core, with a reference held. */
+/* Calls fn, without locks, for every inode in core. Each call hands a reference over: fn gives it back with ns_put_inode. */
 void inode_for_each(struct inode_table *table, void (*fn)(void *arg, struct inode *inode), void *arg);
 
 #endif

@@ -23,10 +23,10 @@ struct ns_caller {
     uint32_t uid, gid, umask;
 };
 
-/* Told of what an operation did, under the namespace mutex, before the operation returns; implemented by _groups.c.
- * The namespace itself knows nothing of groups. */
+/* Told of what an operation did, under the namespace mutex and no inode lock, before the operation returns; implemented by
+ * _groups.c. The namespace itself knows nothing of groups. A member may be NULL. Who keeps an inode takes a reference. */
 struct ns_events {
-    void (*published)(void *arg, struct inode *inode);      /* renamed over or linked to a new name */
+    void (*published)(void *arg, struct inode *inode);      /* a regular file: renamed, or linked to a new name */
     void (*dirtied)(void *arg, struct inode *inode);        /* attr_dirty or content_dirty was set */
     void (*object_dropped)(void *arg, const uint8_t id[ID_SIZE]); /* row gone; remove the file once that is durable */
     void *arg;
@@ -91,6 +91,11 @@ int ns_removexattr(struct namespace *ns, uint64_t ino, const char *name, int fla
 struct ns_counts { uint64_t inodes; };
 int ns_statfs(struct namespace *ns, struct ns_counts *counts);
 
+/* Why the namespace became read-only by itself (negative errno), or 0. It does when a transaction fails that the operation did
+ * not give up itself: the changes that follow return -EROFS. *torn: SQLite could not even put the pages back; then nothing of
+ * object 0 since the last mark may be committed and every operation that needs the database returns -EIO. Any thread. */
+int ns_failed(struct namespace *ns, bool *torn);
+
 /* ---- for _file.c and _groups.c: the same mutex and connection ---- */
 int ns_lock(struct namespace *ns, int flags);       /* NS_NOWAIT: -EAGAIN */
 void ns_unlock(struct namespace *ns);
@@ -98,18 +103,21 @@ uint64_t ns_mark(struct namespace *ns);             /* number of the last commit
 
 /* Finds the inode, in core or from its row; takes a reference (inode_put through ns_put_inode). -ENOENT, -EIO... */
 int ns_get_inode(struct namespace *ns, uint64_t ino, struct inode **inode, int flags);
-/* Drops the reference and reclaims the inode if it was the last use of a deleted one. */
+/* Drops the reference and reclaims the inode if it was the last use of a deleted one. May wait for the namespace mutex, which
+ * the caller must not hold, nor any inode lock. */
 void ns_put_inode(struct namespace *ns, struct inode *inode);
 
-/* Reads the in-row contents into inode->content if it has none yet and the file has no object. Inode lock held. */
+/* Reads the in-row contents into inode->content if it has none yet and the file has no object. The namespace mutex and then
+ * the inode's lock are held. */
 int ns_load_content(struct namespace *ns, struct inode *inode);
 
-/* One transaction each, namespace mutex held: */
+/* One transaction each; namespace mutex held, the inode's lock not: */
 int ns_write_inode(struct namespace *ns, struct inode *inode);  /* attr_dirty/content_dirty -> row; clears them */
 /* Row gets object id + record (removing in-row contents); active_epoch 0: not in the active set. */
 int ns_write_record(struct namespace *ns, struct inode *inode, const struct object_record *record, uint64_t active_epoch);
 
-/* Iterates rows at mount, before serving. */
+/* Iterates rows at mount, before serving. No lock is held while fn runs, so it may call everything here; it sees each row that
+ * is there throughout once. Stops at fn's first result that is not 0 and returns it. */
 struct ns_object_row { uint64_t ino; uint8_t id[ID_SIZE]; struct object_record record; uint64_t active_epoch; bool orphan; };
 int ns_each_active(struct namespace *ns, int (*fn)(void *arg, const struct ns_object_row *row), void *arg);
 int ns_each_object(struct namespace *ns, int (*fn)(void *arg, const struct ns_object_row *row), void *arg);
