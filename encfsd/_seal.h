@@ -32,13 +32,14 @@ int seal_nodes(const uint8_t object_id[ID_SIZE], struct seal_job *jobs, size_t n
 
 struct open_job {
     const void *sealed;                 /* NODE_SIZE bytes in private memory, not mmap of the backing file */
-    void *plain;                        /* NODE_SIZE bytes; holds plaintext only if result is 0, else zeros */
+    void *plain;                        /* NODE_SIZE bytes; written once, when the node is known to be authentic, else zeroed */
     const struct entry *entry;          /* key and tag */
     uint8_t kind, level;
-    int result;                         /* out: 0 or -EBADMSG */
+    int result;                         /* out: 0, -EBADMSG (not authentic) or -EIO (library failed) */
 };
 
-/* Opens n nodes of one object. Returns 0 if all are authentic, else the first result that is not 0. */
+/* Opens n nodes of one object, all of them even if one fails. Returns 0 if all are authentic, else the first result that
+ * is not 0. */
 int open_nodes(const uint8_t object_id[ID_SIZE], struct open_job *jobs, size_t n);
 
 /* Long-lived keys of an open volume: in locked, MADV_DONTDUMP|MADV_WIPEONFORK memory behind this handle. */
@@ -57,12 +58,14 @@ int keyring_derive(const struct keyring *ring, const char *label, const void *co
 /* HMAC-SHA256 with F(P, "freshness", VID): authenticates the trusted state record. Returns 0 or -EIO. */
 int keyring_state_mac(const struct keyring *ring, const void *data, size_t size, uint8_t mac[32]);
 
-/* Seals a root: draws R, derives KR, fills all 4096 bytes of *out. Returns 0 or -EIO. */
+/* Seals a root: draws R, derives KR, fills all 4096 bytes of *out. Returns 0; -EINVAL if open_root would refuse *plain
+ * (delta entries past delta_count are zero too); -EIO. *out is zero unless 0 is returned, but untouched by -EINVAL. */
 int seal_root(const struct keyring *ring, const uint8_t object_id[ID_SIZE], uint64_t slot_index,
               const struct root_plain *plain, struct root_slot *out);
 
-/* Opens a root slot that was read from slot `slot_index`. Returns 0; -EBADMSG if it is not authentic; -EPROTO if it is
- * authentic but a field is refused (reserved bytes, counts, order). *plain is zero unless 0 is returned. */
+/* Opens a root slot that was read from slot `slot_index`. Returns 0; -EBADMSG if it is no root or not authentic; -EPROTO if
+ * its format version is unknown, or if it is authentic but a field is refused (reserved bytes, counts, order, slots outside
+ * the file); -EIO. *plain is zero unless 0 is returned. */
 int open_root(const struct keyring *ring, const uint8_t object_id[ID_SIZE], uint64_t slot_index,
               const struct root_slot *slot, struct root_plain *plain);
 
