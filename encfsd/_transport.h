@@ -5,6 +5,12 @@
 
 #include <stdint.h>
 
+enum {
+    /* Bytes; the mount option max_read. A READ's reply is sent by libfuse, which does not try again: so it must fit into the
+     * send buffer that any user may have, and into little contiguous kernel memory. */
+    TRANSPORT_MAX_READ = 128 << 10,
+};
+
 struct transport;
 
 struct transport_init {                 /* what INIT negotiated, for the log and `stats` */
@@ -12,8 +18,9 @@ struct transport_init {                 /* what INIT negotiated, for the log and
     uint64_t kernel_flags, reply_flags;
 };
 
-/* Takes ownership of fuse_fd (an open, mounted /dev/fuse). Starts the two relay threads. *session_fd: the end for pyfuse3, to be
- * passed as /dev/fd/N (owned by the transport; libfuse dups or uses it). Returns 0 or -errno; on error fuse_fd is closed. */
+/* Takes ownership of fuse_fd (an open, mounted /dev/fuse). Starts the two relay threads. *session_fd: the end for pyfuse3, owned
+ * by the transport; pass a duplicate as /dev/fd/N, because libfuse closes what it gets. Returns 0 or -errno; on error fuse_fd is
+ * closed. */
 int transport_start(struct transport **t, int fuse_fd, int *session_fd);
 
 /* eventfd that becomes readable when the kernel has ended the connection (unmounted or aborted). */
