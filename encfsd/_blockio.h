@@ -17,8 +17,8 @@
 struct blockdir;            /* the source directory */
 struct blockfile;           /* one backing file */
 
-/* Opens directory `src_fd` (duplicated; the caller keeps its own). read_only: nothing is ever written below it.
- * Returns 0 or -errno. */
+/* Opens directory `src_fd` (duplicated; the caller keeps its own). read_only: nothing is ever written below it, each call
+ * that would returns -EROFS. Returns 0, -ENOTDIR, -ENOMEM or -errno. The directory must outlive its files. */
 int blockdir_open(struct blockdir **dir, int src_fd, bool read_only);
 void blockdir_close(struct blockdir *dir);
 int blockdir_fd(const struct blockdir *dir);
@@ -34,7 +34,8 @@ int blockdir_space(struct blockdir *dir, uint64_t *available, uint64_t *total);
  * -EMLINK (more than one link), -EUCLEAN (not a regular file)... */
 int blockfile_open(struct blockfile **file, struct blockdir *dir, const uint8_t id[ID_SIZE], bool create);
 
-/* Makes the directory entry of a newly created file durable (fsync of its directory and, if new, of the parents). */
+/* Makes the directory entry of a newly created file durable: fsync of its directory, and of the parents unless this mount
+ * already made them durable. Returns 0 or -errno. */
 int blockfile_sync_entry(struct blockfile *file);
 
 /* Closes. The caller must have synced what it needs. */
@@ -43,8 +44,9 @@ void blockfile_close(struct blockfile *file);
 /* Removes the backing file of an object. -ENOENT is success. */
 int blockdir_remove(struct blockdir *dir, const uint8_t id[ID_SIZE]);
 
-/* Calls fn for the id of each backing file below "objects". Stops and returns fn's result if it is not 0. Files whose
- * name is not an object id are passed with id NULL and their name. */
+/* Calls fn for each backing file below "objects" with its id and its path relative to the source directory. Whatever has no
+ * place there (names that are no object id, files where a directory should be) is passed with id NULL; such a name is an
+ * attacker's choice. Stops and returns fn's result if it is not 0. Returns 0 or -errno. */
 int blockdir_list(struct blockdir *dir, int (*fn)(void *arg, const uint8_t *id, const char *name), void *arg);
 
 /* Reads n whole slots from `slot` on. Retries short reads. Slots past the end of the file read as zeros.
