@@ -21,6 +21,11 @@ endif
 # $(call locked,FOLDER,TARGET)
 locked = @flock $(1).lock $(MAKE) --no-print-directory $(2)
 
+# Each time anew, because Meson looks only then which files exist.
+# $(call configured,FOLDER,OPTIONS)
+configured = @$(MESON) setup --reconfigure $(1) -Dwerror=true $(2) >$(1).log || \
+  { cat $(1).log; exit 1; }
+
 .PHONY: help
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,7 +63,7 @@ build: $(SETUP) ## Compile the extension and put it beside its Python files
 # Renamed into place, so that a process that has the old one mapped keeps it.
 .PHONY: in-place
 in-place:
-	@test -f build/build.ninja || $(MESON) setup build -Dwerror=true
+	$(call configured,build)
 	@$(NINJA) -C build --quiet
 	@cmp -s build/encfsd/_native.abi3.so encfsd/_native.abi3.so || \
 	  { cp build/encfsd/_native.abi3.so encfsd/_native.new.so && \
@@ -86,11 +91,9 @@ asan: $(SETUP) ## C unit tests under AddressSanitizer and UndefinedBehaviorSanit
 tsan: $(SETUP) ## C unit tests under ThreadSanitizer
 	$(call locked,build-tsan,native-tests FOLDER=build-tsan SANITIZE=thread)
 
-# Reconfigured each time: Meson looks only then which tests exist.
 .PHONY: native-tests
 native-tests:
-	@$(MESON) setup --reconfigure $(FOLDER) -Dwerror=true -Doptimization=1 \
-	  -Db_sanitize=$(SANITIZE) >$(FOLDER).log || { cat $(FOLDER).log; exit 1; }
+	$(call configured,$(FOLDER),-Doptimization=1 -Db_sanitize=$(SANITIZE))
 	$(MESON) test -C $(FOLDER) --print-errorlogs $(TESTS)
 
 .PHONY: bench-core

@@ -19,7 +19,7 @@ def test_the_extension_has_the_stable_abi_and_functions() -> None:
 
 def test_every_c_file_is_compiled() -> None:
     listed = set(re.findall(r"'(_\w+\.c)'", (PACKAGE / "meson.build").read_text()))
-    assert listed - {"_native.c"} == {path.name for path in PACKAGE.glob("_*.c")}
+    assert {path.name for path in PACKAGE.glob("_*.c")} <= listed
 
 
 def test_the_version_is_the_same_everywhere() -> None:
