@@ -1,9 +1,17 @@
-"""Marks tests/mount, and skips it where there is no /dev/fuse (in CI that is a failure)."""
+"""Settings of all tests.
+
+Marks tests/mount, and skips it where there is no /dev/fuse (in CI that is a failure).
+"""
 
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No test depends on how fast the machine is.
+settings.register_profile("encfsd", deadline=None)
+settings.load_profile("encfsd")
 
 MOUNT_TESTS = Path(__file__).parent / "mount"
 
