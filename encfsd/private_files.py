@@ -20,8 +20,8 @@ class UnsafeFileError(Exception):
 def open_private(directory: int, name: str, flags: int) -> int:
     """Open `name` in `directory` and return a descriptor that the caller closes.
 
-    Raises OSError, or UnsafeFileError if it is not a regular file with one link, on the file system of
-    the directory, that nobody but its owner can write. `flags` are those of os.open.
+    Raises OSError, or UnsafeFileError if it is not a regular file with one link, on the file system
+    of the directory, that nobody but its owner can write. `flags` are those of os.open.
     """
     fd = os.open(name, flags | _OPEN_FLAGS, dir_fd=directory)
     try:
