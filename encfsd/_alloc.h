@@ -13,32 +13,37 @@
 
 struct alloc;
 
-/* end: first slot never handed out (ROOT_SLOTS for a new file). all_known: there is nothing below end but roots.
- * Returns 0 or -ENOMEM. */
+/* end: first slot never handed out (ROOT_SLOTS for a new file). all_known: there is nothing below end but roots, the rest is
+ * free. Returns 0 or -ENOMEM. */
 int alloc_create(struct alloc **a, uint64_t end, bool all_known);
-void alloc_destroy(struct alloc *a);
+void alloc_destroy(struct alloc *a);                /* NULL is allowed */
 
 /* One slot for a data node. `near`: slot that the node should lie close to (its old place, or its neighbour's + 1), 0: none.
- * Prefers a free slot within NEAR_WINDOW of `near`, then the end, where one slot in 17 is skipped as slack for later
- * overwrites nearby. Returns 0 or -ENOMEM. */
+ * Takes the closest free slot within 256 of `near`; else, if more than a quarter of the slots is free, any of those; else
+ * the end. There one slot in 17 is left free as slack, so that later overwrites find a place nearby; an append does not
+ * take the slack in front of it. Returns 0 or -ENOMEM. */
 int alloc_data(struct alloc *a, uint64_t near, uint64_t *slot);
 
-/* A contiguous run of n slots (tree nodes of a commit, or a large sequential overwrite): first fit, else at the end. */
+/* A contiguous run of n >= 1 slots (tree nodes of a commit, or a large sequential write): the next free run that a bounded
+ * search finds, else at the end. Returns 0 or -ENOMEM. */
 int alloc_run(struct alloc *a, uint64_t n, uint64_t *first);
 
 /* Gives back a slot that no root ever referenced (a node of the current commit that was rewritten or dropped). */
 void alloc_undo(struct alloc *a, uint64_t slot);
 
-/* Slot replaced by the commit numbered `commit` (ascending): quarantined until alloc_release. Returns 0 or -ENOMEM. */
+/* Slot replaced by the commit numbered `commit` (not below earlier ones): quarantined until alloc_release. Retire a slot
+ * once, for a commit that will not be taken back. Returns 0, or -ENOMEM: the slot then counts as in use until the next open. */
 int alloc_retire(struct alloc *a, uint64_t slot, uint64_t commit);
 
 /* Roots older than `commit` are no longer recoverable: what commits <= `commit` retired becomes free. Deferred while a
  * scan runs. */
 void alloc_release(struct alloc *a, uint64_t commit);
 
-/* Scan protocol: begin (snapshot: from now on nothing is released), mark each slot the pinned root reaches, end: every
- * slot below the end as of begin that was neither marked, nor handed out since, nor quarantined becomes free.
- * Returns 0 or -ENOMEM / -EUCLEAN (slot out of range or marked twice: the tree is damaged). */
+/* Scan protocol: begin (from now on releases wait), mark each slot that the pinned root reaches, end: every slot that this
+ * open found below the end, that was not marked and that this mount neither handed out, retired nor freed becomes free.
+ * So slots of commits that the pinned root does not hold yet are safe. Cancel, or end with -EUCLEAN, frees nothing.
+ * begin returns 0 or -ENOMEM; mark and end 0 or -EUCLEAN (a slot out of range, free or marked twice: the tree is damaged).
+ * After begin exactly one of end and cancel must follow. */
 int alloc_scan_begin(struct alloc *a);
 int alloc_scan_mark(struct alloc *a, uint64_t slot);
 int alloc_scan_end(struct alloc *a);
@@ -49,10 +54,13 @@ uint64_t alloc_end(const struct alloc *a);
 uint64_t alloc_free_below_end(const struct alloc *a);
 uint64_t alloc_quarantined(const struct alloc *a);
 
-/* Finds free runs of at least `min` slots that were freed and not reported since: space to punch. Returns false if none. */
+/* Finds a free run of at least `min` slots, `min` of which were freed and not reported since: space to punch. Runs are
+ * found in whole groups of 64 slots, by a search that is bounded and goes on with the next call. Returns false if it found
+ * none. The run stays free: nothing may be allocated before it is punched, so keep the owner's lock until then. */
 bool alloc_next_reclaim(struct alloc *a, uint64_t min, uint64_t *first, uint64_t *n);
 
-/* Lowers the end past trailing free slots; returns the new end. Truncate the file only after the next barrier. */
+/* Lowers the end past trailing free slots; returns the new end. Truncate the file only after the next barrier, to the end
+ * as it is then. */
 uint64_t alloc_trim(struct alloc *a);
 
 #endif
