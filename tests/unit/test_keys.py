@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import struct
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
@@ -24,6 +27,7 @@ from encfsd.keys import (
     SlotType,
 )
 
+VECTORS = Path(__file__).parents[1] / "vectors"
 VID = bytes(range(16))
 CHEAPEST = KdfParameters(keys.MIN_MEMORY_KIB, keys.MIN_PASSES)
 
@@ -143,70 +147,72 @@ def test_wrapping_refuses_a_secret_of_another_kind() -> None:
         )
 
 
-# AES-GCM does not commit to its key: one ciphertext can be made valid under two of them.
+# Vectors
 
 
-def gf_multiply(x: int, y: int) -> int:
-    """Multiply in GF(2^128) with GCM's bit order."""
-    product = 0
-    for bit in range(127, -1, -1):
-        if y >> bit & 1:
-            product ^= x
-        x = x >> 1 ^ (0xE1 << 120 if x & 1 else 0)
-    return product
+def vector(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((VECTORS / "keys" / f"{name}.json").read_text())
+    return loaded
 
 
-def gf_invert(x: int) -> int:
-    """Return x ** (2 ** 128 - 2)."""
-    result = 1 << 127
-    for _ in range(127):
-        x = gf_multiply(x, x)
-        result = gf_multiply(result, x)
-    return result
+@pytest.mark.parametrize("name", ["derive-header", "derive-freshness", "derive-object-0"])
+def test_derivation_matches_the_vectors(name: str) -> None:
+    known = vector(name)
+    out = keys.derive(bytes.fromhex(known["key"]), known["label"], bytes.fromhex(known["context"]))
+    assert bytes(out).hex() == known["output"]
 
 
-def aes_block(key: bytes, block: bytes) -> int:
-    """Encrypt one block, by way of GCM-independent AES-ECB."""
-    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-    return int.from_bytes(encryptor.update(block), "big")
+def test_extraction_matches_the_vector() -> None:
+    known = vector("extract-volume-key")
+    salt, material = bytes.fromhex(known["salt"]), bytes.fromhex(known["material"])
+    assert bytes(keys.extract(salt, material)).hex() == known["output"]
+    assert bytes(keys.VolumeKey(salt, SecretBytes(material), 0).prk).hex() == known["output"]
 
 
-def ciphertext_for_two_keys(one: bytes, two: bytes, aad: bytes) -> bytes:
-    """Return 32 bytes of ciphertext and a tag that AES-GCM accepts under both keys.
+def slot_of(known: dict[str, Any]) -> Slot:
+    return Slot(
+        SlotType(known["type"]),
+        KdfParameters(known["memory_kib"], known["passes"]),
+        bytes.fromhex(known["salt"]),
+        bytes.fromhex(known["COM"]),
+        bytes.fromhex(known["wrapped"]),
+    )
 
-    The tag is E(J0) + GHASH, linear in each block; the second block is chosen so that both agree.
-    """
-    first = os.urandom(16)
-    lengths = struct.pack(">QQ", len(aad) * 8, 32 * 8)
-    known = [aad[:16], aad[16:], first]
 
-    def tag_without_second(key: bytes) -> tuple[int, int]:
-        h = aes_block(key, bytes(16))
-        total = 0
-        for block in [*known, bytes(16), lengths]:
-            total = gf_multiply(total ^ int.from_bytes(block, "big"), h)
-        return total ^ aes_block(key, bytes(15) + b"\1"), gf_multiply(h, h)
-
-    (tag1, square1), (tag2, square2) = tag_without_second(one), tag_without_second(two)
-    second = gf_multiply(tag1 ^ tag2, gf_invert(square1 ^ square2))
-    tag = tag1 ^ gf_multiply(second, square1)
-    return first + second.to_bytes(16, "big") + tag.to_bytes(16, "big")
+@pytest.mark.parametrize("name", ["slot-passphrase", "slot-key-file"])
+def test_slots_match_the_vectors(name: str) -> None:
+    known = vector(name)
+    slot = slot_of(known)
+    vid, index = bytes.fromhex(known["volume_id"]), known["index"]
+    assert keys.slot_hash(vid, index, slot.type, slot.kdf, slot.salt).hex() == known["SH"]
+    secret = Secret(slot.type.secret_kind, SecretBytes.fromhex(known["secret"]))
+    assert open_one({index: slot}, secret, vid) == [(index, bytes.fromhex(known["volume_key"]))]
 
 
 def test_slot_crafted_for_two_secrets_fails_through_the_commitment() -> None:
-    salt = bytes(range(32))
-    bound = keys.slot_hash(VID, 0, SlotType.KEY_FILE, NO_KDF, salt)
-    secrets = [keys.extract(salt, b"a" * 32), keys.extract(salt, b"b" * 32)]
-    keks = [bytes(keys.derive(secret, "slot-wrap", bound)) for secret in secrets]
-    wrapped = ciphertext_for_two_keys(keks[0], keks[1], bound)
-    for kek in keks:
-        assert len(AESGCM(kek).decrypt(bytes(12), wrapped, bound)) == 32  # the attack works
+    known = vector("slot-crafted-for-two-secrets")
+    slot, bound = slot_of(known), bytes.fromhex(known["SH"])
+    for kek in (known["KEK"], known["other_KEK"]):  # AES-GCM alone falls for it
+        assert len(AESGCM(bytes.fromhex(kek)).decrypt(bytes(12), slot.wrapped, bound)) == 32
 
-    commitments = [bytes(keys.derive(secret, "slot-commit", bound)) for secret in secrets]
-    for mine in (0, 1):
-        slot = Slot(SlotType.KEY_FILE, NO_KDF, salt, commitments[mine], wrapped)
-        assert keys.unwrap(slot, bound, secrets[mine]) is not None
-        assert keys.unwrap(slot, bound, secrets[1 - mine]) is None
+    mine, other = SecretBytes.fromhex(known["S"]), SecretBytes.fromhex(known["other_S"])
+    assert keys.unwrap(slot, bound, mine) is not None
+    assert keys.unwrap(slot, bound, other) is None
+    # And it is the commitment that stops it: with the other secret's, the roles are reversed.
+    commitment = bytes(keys.derive(other, "slot-commit", bound))
+    reversed_roles = replace(slot, commitment=commitment)
+    assert keys.unwrap(reversed_roles, bound, mine) is None
+    assert keys.unwrap(reversed_roles, bound, other) is not None
+
+
+def test_generator_still_writes_these_vectors(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, VECTORS / "make_key_vectors.py", tmp_path], check=True, timeout=60
+    )
+    for folder in ("keys", "header"):
+        made = {path.name: path.read_text() for path in (tmp_path / folder).iterdir()}
+        kept = {path.name: path.read_text() for path in (VECTORS / folder).iterdir()}
+        assert made == kept
 
 
 # Argon2id in its child

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from encfsd import errors, volume_header
+from encfsd import errors, keys, volume_header
 from encfsd.keys import Secret, SecretBytes, SecretKind, SlotType, VolumeKey
 from encfsd.volume_header import COPIES, HEADER_SIZE, Copies, Header, HeaderId
 
@@ -149,6 +150,31 @@ def test_passphrase_slot_out_of_bounds_is_refused_before_any_work(kib: int, pass
         volume_header.parse(patched(header.raw, 64, cost))
 
 
+# Vectors
+
+VECTORS = sorted((Path(__file__).parents[1] / "vectors" / "header").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.stem)
+def test_vectors(path: Path) -> None:
+    known = json.loads(path.read_text())
+    raw = bytearray(known["size"])
+    for offset, line in known["parts"].items():
+        raw[int(offset) : int(offset) + len(line) // 2] = bytes.fromhex(line)
+    kind = SlotType(known["secret_type"]).secret_kind
+    secret = Secret(kind, SecretBytes.fromhex(known["secret"]))
+    if known["expect"] == "success":
+        with volume_header.unlock(volume_header.parse(bytes(raw)), secret) as key:
+            assert bytes(key.key).hex() == known["volume_key"]
+    elif known["expect"] == "UnlockFailed":
+        header = volume_header.parse(bytes(raw))  # nothing is wrong before the secret is used
+        with pytest.raises(errors.UnlockFailed):
+            volume_header.unlock(header, secret)
+    else:
+        with pytest.raises(getattr(errors, known["expect"])):
+            volume_header.parse(bytes(raw))
+
+
 # Unlock and change
 
 
@@ -182,7 +208,9 @@ def test_every_failure_to_unlock_looks_the_same() -> None:
     assert failures[0][2:] == (None, None)
 
 
-def test_passphrase_slot_opens_and_can_be_changed() -> None:
+def test_passphrase_slot_opens_and_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cheapest = keys.KdfParameters(keys.MIN_MEMORY_KIB, keys.MIN_PASSES)
+    monkeypatch.setattr(keys, "choose_kdf_parameters", lambda: cheapest)
     with_old = volume_header.add_slot(
         volume()[0], volume_key(), passphrase("old"), SlotType.PASSPHRASE, 2
     )
