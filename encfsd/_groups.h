@@ -13,10 +13,18 @@
 struct volume;
 struct groups;
 
-/* interval_ms: at most this long until dirty data is durable (5000). The group thread starts; nothing is written yet. */
-int groups_start(struct groups **g, struct volume *v, unsigned interval_ms);
+/* interval_ms: at most this long until dirty data is durable (5000). No thread yet: events of the namespace are taken from now on,
+ * groups run by groups_run_once. 0 or -ENOMEM. */
+int groups_create(struct groups **g, struct volume *v, unsigned interval_ms);
+void groups_destroy(struct groups *g);                  /* after groups_stop, or if never started; NULL is allowed */
 
-/* Ends the thread after a last full group with an empty active set (clean). Returns that group's result. */
+/* One full group on the calling thread: recovery, before groups_start. 0 or -errno. */
+int groups_run_once(struct groups *g);
+
+/* Starts the group thread. 0 or -errno. */
+int groups_start(struct groups *g);
+
+/* Ends the thread after last full groups with an empty active set (clean). Returns their result. */
 int groups_stop(struct groups *g);
 
 /* fsync/fdatasync of one inode: returns when it is durable (0) or the error. Blocks: call from a barrier thread. */
@@ -28,11 +36,21 @@ int groups_sync_metadata(struct groups *g);
 /* A full group (all dirty objects) and wait for it: unmount, low space, dirty limit. */
 int groups_sync_all(struct groups *g);
 
+/* The store is full: a full group, so that replaced slots become free. Does nothing while a group waits for the kernel's dirty
+ * pages, because the caller may be the very WRITE that it waits for. */
+void groups_reclaim_space(struct groups *g);
+
+/* True if nothing of the inode waits for a group and its row names its newest root: its object may be closed. */
+bool groups_idle(struct groups *g, struct inode *inode);
+
 /* Asks for a full group soon, without waiting (dirty data above its soft limit). */
 void groups_hurry(struct groups *g);
 
 /* Sticky state: 0, or the errno that made the volume read-only. */
 int groups_failed(struct groups *g);
+
+/* The inode has dirty data or attributes (its flags say which): the next full group takes it. No lock order: leaf mutex. */
+void groups_dirtied(struct groups *g, struct inode *inode);
 
 /* Events of the namespace (see ns_events). */
 struct ns_events groups_ns_events(struct groups *g);

@@ -17,6 +17,7 @@ enum {
     ROOT_INO = 1,
     NAME_MAX_BYTES = 255,
     INLINE_MAX = 2048,              /* bytes of contents that live in the database row of a file */
+    DIRECTORY_SIZE = 4096,          /* st_size of every directory: what its entries take lies in the database */
 };
 
 struct attr {
@@ -76,6 +77,10 @@ struct inode *inode_get(struct inode_table *table, uint64_t ino, bool *created);
 /* Adds to the kernel's lookup count; call before the reply leaves. */
 void inode_looked_up(struct inode_table *table, struct inode *inode, uint64_t n);
 
+/* A further reference to an inode that the caller knows to be referenced; never the last to go: its drop decides nothing. */
+void inode_hold(struct inode_table *table, struct inode *inode);
+void inode_unhold(struct inode_table *table, struct inode *inode);
+
 /* Drops a reference. Returns true if the inode may now be dropped: lookups == 0 and refs == 0 (the caller then decides, under
  * the namespace mutex, whether to reclaim a deleted one and removes it with inode_remove_if_unused). */
 bool inode_put(struct inode_table *table, struct inode *inode);
@@ -89,7 +94,8 @@ bool inode_forget(struct inode_table *table, uint64_t ino, uint64_t n);
  * the dirty list or with a commit in flight is never removed. */
 bool inode_remove_if_unused(struct inode_table *table, uint64_t ino, struct object **object);
 
-/* Calls fn, without locks, for every inode in core. Each call hands a reference over: fn gives it back with ns_put_inode. */
-void inode_for_each(struct inode_table *table, void (*fn)(void *arg, struct inode *inode), void *arg);
+/* Calls fn, without locks, for every inode in core. Each call hands a reference over: fn gives it back with ns_put_inode.
+ * 0 or -ENOMEM, then not all were visited. */
+int inode_for_each(struct inode_table *table, void (*fn)(void *arg, struct inode *inode), void *arg);
 
 #endif

@@ -1,2 +1,324 @@
-/* request: not written yet. */
-typedef int encfsd_request_stub;
+/* Requests: tried at once, parked if they would have to wait. One table row an operation. */
+#include "_request.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "_volume_internal.h"
+
+/* Each runs one operation; `nowait` chooses the flags below it. Returns the request's result. */
+typedef int64_t run_fn(struct volume *v, struct request *r, bool nowait);
+
+static int ns_flags(bool nowait) { return nowait ? NS_NOWAIT : 0; }
+static int file_flags(bool nowait) { return nowait ? FILE_NOWAIT : 0; }
+
+/* Operations that add metadata need a commit's worth of space in reserve; restoring it may block. */
+static int room(struct volume *v, bool nowait)
+{
+    bool ballast;
+
+    if (v->options.read_only || groups_failed(v->groups))
+        return -EROFS;
+    pthread_mutex_lock(&v->space.mutex);
+    ballast = v->space.ballast;
+    pthread_mutex_unlock(&v->space.mutex);
+    if (ballast)
+        return 0;
+    return nowait ? -EAGAIN : space_for_metadata(v);
+}
+
+/* Operations that only remove or change: allowed on a full store. */
+static int writable(struct volume *v)
+{
+    return v->options.read_only || groups_failed(v->groups) ? -EROFS : 0;
+}
+
+static int64_t run_lookup(struct volume *v, struct request *r, bool nowait)
+{
+    return ns_lookup(v->ns, r->ino, r->name, r->name_len, &r->attr, ns_flags(nowait));
+}
+
+static int64_t run_getattr(struct volume *v, struct request *r, bool nowait)
+{
+    return ns_getattr(v->ns, r->ino, &r->attr, ns_flags(nowait));
+}
+
+static int64_t run_setattr(struct volume *v, struct request *r, bool nowait)
+{
+    struct attr values = r->attr;
+    int64_t rc = writable(v);
+
+    if (!rc && (r->valid & SET_SIZE))
+        rc = file_truncate(v, r->ino, values.size, &r->attr, file_flags(nowait));
+    if (!rc && (r->valid & ~(uint32_t)SET_SIZE)) {
+        /* A size change that is done must not be undone by coming again: from here on this thread waits. */
+        bool wait = (r->valid & SET_SIZE) != 0;
+        rc = ns_setattr(v->ns, r->ino, &values, r->valid & ~(uint32_t)SET_SIZE, &r->attr, ns_flags(nowait && !wait));
+    }
+    if (rc == -EAGAIN)
+        r->attr = values;                       /* the input is needed again */
+    return rc;
+}
+
+static int64_t run_mknod(struct volume *v, struct request *r, bool nowait)
+{
+    int rc = room(v, nowait);
+    return rc ? rc : ns_mknod(v->ns, r->ino, r->name, r->name_len, r->mode, r->rdev, &r->caller, &r->attr, ns_flags(nowait));
+}
+
+static int64_t run_mkdir(struct volume *v, struct request *r, bool nowait)
+{
+    int rc = room(v, nowait);
+    return rc ? rc : ns_mkdir(v->ns, r->ino, r->name, r->name_len, r->mode, &r->caller, &r->attr, ns_flags(nowait));
+}
+
+static int64_t run_symlink(struct volume *v, struct request *r, bool nowait)
+{
+    int rc = room(v, nowait);
+    return rc ? rc : ns_symlink(v->ns, r->ino, r->name, r->name_len, r->new_name, r->new_name_len, &r->caller, &r->attr,
+                                ns_flags(nowait));
+}
+
+static int64_t run_readlink(struct volume *v, struct request *r, bool nowait)
+{
+    size_t len = 0;
+    int rc = ns_readlink(v->ns, r->ino, r->buffer, r->size, &len, ns_flags(nowait));
+    return rc ? rc : (int64_t)len;
+}
+
+static int64_t run_link(struct volume *v, struct request *r, bool nowait)
+{
+    int rc = room(v, nowait);
+    return rc ? rc : ns_link(v->ns, r->ino, r->new_parent, r->new_name, r->new_name_len, &r->attr, ns_flags(nowait));
+}
+
+static int64_t run_unlink(struct volume *v, struct request *r, bool nowait)
+{
+    int rc = writable(v);
+    return rc ? rc : ns_unlink(v->ns, r->ino, r->name, r->name_len, ns_flags(nowait));
+}
+
+static int64_t run_rmdir(struct volume *v, struct request *r, bool nowait)
+{
+    int rc = writable(v);
+    return rc ? rc : ns_rmdir(v->ns, r->ino, r->name, r->name_len, ns_flags(nowait));
+}
+
+static int64_t run_rename(struct volume *v, struct request *r, bool nowait)
+{
+    int rc = writable(v);
+    return rc ? rc : ns_rename(v->ns, r->ino, r->name, r->name_len, r->new_parent, r->new_name, r->new_name_len, r->flags,
+                               ns_flags(nowait));
+}
+
+static int64_t run_readdir(struct volume *v, struct request *r, bool nowait)
+{
+    size_t count = 0;
+    int rc = ns_readdir(v->ns, r->ino, r->offset, r->buffer, r->size, &count, ns_flags(nowait));
+    return rc ? rc : (int64_t)count;
+}
+
+static int64_t run_setxattr(struct volume *v, struct request *r, bool nowait)
+{
+    int rc = room(v, nowait);
+    /* `valid` nonzero: the caller may keep setgid on an ACL change (it is in the file's group or has CAP_FSETID). */
+    return rc ? rc : ns_setxattr(v->ns, r->ino, r->name, r->buffer, r->size, (int)r->flags, r->valid != 0, ns_flags(nowait));
+}
+
+static int64_t run_getxattr(struct volume *v, struct request *r, bool nowait)
+{
+    size_t len = 0;
+    int rc = ns_getxattr(v->ns, r->ino, r->name, r->buffer, r->size, &len, ns_flags(nowait));
+    return rc ? rc : (int64_t)len;
+}
+
+static int64_t run_listxattr(struct volume *v, struct request *r, bool nowait)
+{
+    size_t len = 0;
+    int rc = ns_listxattr(v->ns, r->ino, r->buffer, r->size, &len, ns_flags(nowait));
+    return rc ? rc : (int64_t)len;
+}
+
+static int64_t run_removexattr(struct volume *v, struct request *r, bool nowait)
+{
+    int rc = writable(v);
+    return rc ? rc : ns_removexattr(v->ns, r->ino, r->name, ns_flags(nowait));
+}
+
+static int64_t run_read(struct volume *v, struct request *r, bool nowait)
+{
+    return file_read(v, r->ino, r->buffer, r->size, r->offset, file_flags(nowait));
+}
+
+static int64_t run_write(struct volume *v, struct request *r, bool nowait)
+{
+    int rc = file_write(v, r->ino, r->buffer, r->size, r->offset, file_flags(nowait));
+    return rc ? rc : (int64_t)r->size;
+}
+
+static int64_t run_fsync(struct volume *v, struct request *r, bool nowait)
+{
+    (void)nowait;
+    return v->options.read_only ? 0 : groups_fsync(v->groups, r->ino, r->flags & 1);
+}
+
+static int64_t run_fsyncdir(struct volume *v, struct request *r, bool nowait)
+{
+    (void)r, (void)nowait;
+    return v->options.read_only ? 0 : groups_sync_metadata(v->groups);
+}
+
+static int64_t run_sync_all(struct volume *v, struct request *r, bool nowait)
+{
+    (void)r, (void)nowait;
+    return v->options.read_only ? 0 : groups_sync_all(v->groups);
+}
+
+static int64_t run_punch(struct volume *v, struct request *r, bool nowait)
+{
+    return file_punch(v, r->ino, r->offset, r->size, file_flags(nowait));
+}
+
+static int64_t run_seek(struct volume *v, struct request *r, bool nowait)
+{
+    return file_seek(v, r->ino, r->offset, (int)r->flags, file_flags(nowait));
+}
+
+static int64_t run_statfs(struct volume *v, struct request *r, bool nowait)
+{
+    struct ns_counts counts = {0};
+    uint64_t available, total;
+    int rc = blockdir_space(v->dir, &available, &total);
+
+    (void)nowait;
+    if (!rc)
+        rc = ns_statfs(v->ns, &counts);
+    r->statfs_blocks = total / NODE_SIZE;
+    r->statfs_free = space_available(v) / NODE_SIZE;
+    r->statfs_inodes = counts.inodes;
+    return rc;
+}
+
+enum lane { INLINE_FIRST, BARRIER };            /* BARRIER: waits for the disk by its nature, never tried inline */
+
+static const struct operation {
+    run_fn *run;
+    enum lane lane;
+} OPERATIONS[REQ_OP_COUNT] = {
+    [REQ_LOOKUP] = {run_lookup, INLINE_FIRST},
+    [REQ_GETATTR] = {run_getattr, INLINE_FIRST},
+    [REQ_SETATTR] = {run_setattr, INLINE_FIRST},
+    [REQ_MKNOD] = {run_mknod, INLINE_FIRST},
+    [REQ_MKDIR] = {run_mkdir, INLINE_FIRST},
+    [REQ_SYMLINK] = {run_symlink, INLINE_FIRST},
+    [REQ_READLINK] = {run_readlink, INLINE_FIRST},
+    [REQ_LINK] = {run_link, INLINE_FIRST},
+    [REQ_UNLINK] = {run_unlink, INLINE_FIRST},
+    [REQ_RMDIR] = {run_rmdir, INLINE_FIRST},
+    [REQ_RENAME] = {run_rename, INLINE_FIRST},
+    [REQ_READDIR] = {run_readdir, INLINE_FIRST},
+    [REQ_SETXATTR] = {run_setxattr, INLINE_FIRST},
+    [REQ_GETXATTR] = {run_getxattr, INLINE_FIRST},
+    [REQ_LISTXATTR] = {run_listxattr, INLINE_FIRST},
+    [REQ_REMOVEXATTR] = {run_removexattr, INLINE_FIRST},
+    [REQ_READ] = {run_read, INLINE_FIRST},
+    [REQ_WRITE] = {run_write, INLINE_FIRST},
+    [REQ_FSYNC] = {run_fsync, BARRIER},
+    [REQ_FSYNCDIR] = {run_fsyncdir, BARRIER},
+    [REQ_SYNC_ALL] = {run_sync_all, BARRIER},
+    [REQ_PUNCH] = {run_punch, INLINE_FIRST},
+    [REQ_SEEK] = {run_seek, INLINE_FIRST},
+    [REQ_STATFS] = {run_statfs, INLINE_FIRST},
+};
+
+static void complete(struct volume *v, struct request *r)
+{
+    struct completion_queue *q = &v->completions;
+    bool wake;
+
+    r->completed_next = NULL;
+    pthread_mutex_lock(&q->mutex);
+    wake = q->head == NULL;
+    if (wake)
+        q->head = r;
+    else
+        q->tail->completed_next = r;
+    q->tail = r;
+    if (wake) {
+        uint64_t one = 1;
+        while (write(q->event_fd, &one, sizeof one) < 0 && errno == EINTR)
+            ;
+    }
+    pthread_mutex_unlock(&q->mutex);
+}
+
+static void run_parked(struct job *job)
+{
+    struct request *r = (struct request *)((char *)job - offsetof(struct request, job));
+    struct volume *v = r->volume;
+
+    r->result = OPERATIONS[r->op].run(v, r, false);
+    complete(v, r);
+}
+
+int request_start(struct volume *v, struct request *r)
+{
+    const struct operation *operation;
+
+    atomic_fetch_add_explicit(&v->requests, 1, memory_order_relaxed);
+    if (r->op == 0 || r->op >= REQ_OP_COUNT) {
+        r->result = -ENOSYS;
+        return REQUEST_DONE;
+    }
+    operation = &OPERATIONS[r->op];
+    if (operation->lane == INLINE_FIRST) {
+        r->result = operation->run(v, r, true);
+        if (r->result != -EAGAIN)
+            return REQUEST_DONE;
+    }
+    atomic_fetch_add_explicit(&v->parked, 1, memory_order_relaxed);
+    r->volume = v;
+    r->job = (struct job){.run = run_parked, .class = POOL_APPLICATION};
+    workers_submit(operation->lane == BARRIER ? v->barrier : v->io, &r->job);
+    return REQUEST_PARKED;
+}
+
+int request_completion_fd(struct volume *v) { return v->completions.event_fd; }
+
+struct request *request_next_completed(struct volume *v)
+{
+    struct completion_queue *q = &v->completions;
+    struct request *r;
+
+    pthread_mutex_lock(&q->mutex);
+    r = q->head;
+    if (r)
+        q->head = r->completed_next;
+    if (!q->head) {
+        uint64_t ignored;
+        if (read(q->event_fd, &ignored, sizeof ignored) < 0) {
+            /* EAGAIN: it was not set */
+        }
+    }
+    pthread_mutex_unlock(&q->mutex);
+    return r;
+}
+
+void request_forget(struct volume *v, uint64_t ino, uint64_t lookups) { ns_forget(v->ns, ino, lookups); }
+
+void request_note_writer(struct volume *v, uint64_t ino, int change)
+{
+    struct inode *inode;
+
+    if (ns_get_inode(v->ns, ino, &inode, 0))
+        return;
+    pthread_mutex_lock(&inode->lock);
+    inode->writers += (uint32_t)change;
+    pthread_mutex_unlock(&inode->lock);
+    ns_put_inode(v->ns, inode);
+}
+
+void volume_set_notify_fd(struct volume *v, int fuse_fd) { atomic_store(&v->notify_fd, fuse_fd); }

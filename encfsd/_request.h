@@ -12,19 +12,19 @@
 enum request_op {
     REQ_LOOKUP = 1, REQ_GETATTR, REQ_SETATTR, REQ_MKNOD, REQ_MKDIR, REQ_SYMLINK, REQ_READLINK, REQ_LINK, REQ_UNLINK,
     REQ_RMDIR, REQ_RENAME, REQ_READDIR, REQ_SETXATTR, REQ_GETXATTR, REQ_LISTXATTR, REQ_REMOVEXATTR, REQ_READ, REQ_WRITE,
-    REQ_FSYNC, REQ_FSYNCDIR, REQ_SYNC_ALL, REQ_FALLOCATE, REQ_SEEK, REQ_STATFS, REQ_OP_COUNT
+    REQ_FSYNC, REQ_FSYNCDIR, REQ_SYNC_ALL, REQ_PUNCH, REQ_SEEK, REQ_STATFS, REQ_OP_COUNT
 };
 
 struct request {
     /* in: set by the caller, unused members zero */
     uint16_t op;                        /* enum request_op */
     uint64_t ino;                       /* inode, or parent directory of `name` */
-    const char *name; size_t name_len;  /* not NUL-terminated */
+    const char *name; size_t name_len;  /* NUL-terminated for xattrs, else it need not be */
     uint64_t new_parent;                /* rename, link: directory of new_name */
     const char *new_name; size_t new_name_len;      /* rename, link: new name; symlink: target */
-    uint32_t mode, rdev, flags;         /* mknod/mkdir mode; rename or xattr or fallocate flags; fsync: 1 = datasync; seek: whence */
-    uint32_t valid;                     /* setattr: enum ns_set; may include SET_SIZE */
-    uint64_t offset;                    /* read, write, seek, fallocate; readdir: cookie */
+    uint32_t mode, rdev, flags;         /* mknod/mkdir mode; rename or xattr flags; fsync: 1 = datasync; seek: whence */
+    uint32_t valid;                     /* setattr: enum ns_set; may include SET_SIZE. setxattr: nonzero if the caller may keep setgid */
+    uint64_t offset;                    /* read, write, seek, punch; readdir: cookie */
     void *buffer; size_t size;          /* read, write, xattr value, readlink; readdir: struct ns_dirent[size] */
     struct ns_caller caller;
     struct attr attr;                   /* in for setattr; out for everything that returns attributes */
@@ -51,6 +51,10 @@ struct request *request_next_completed(struct volume *v);
 
 /* FORGET never waits for the caller's sake: parked work of it is internal. */
 void request_forget(struct volume *v, uint64_t ino, uint64_t lookups);
+
+/* A handle of the file was opened (+1) or released (-1) for writing: while there is one the kernel may hold dirty pages that this
+ * process has not seen. Never blocks on I/O, because an open inode is in core. */
+void request_note_writer(struct volume *v, uint64_t ino, int change);
 
 /* File descriptor of /dev/fuse for INVAL_INODE notifications (groups pull dirty pages of renamed files in through it).
  * -1 until a mount exists. */

@@ -1,0 +1,136 @@
+/* Space in the backing store: promised before a WRITE is acknowledged, and a ballast file so that metadata can always be committed
+ * once more (deleting files must work on a full store). Reasons: docs/decisions/0009-space-reservation.md. */
+#include "_volume_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    BALLAST_BYTES = 4 << 20,            /* more than one worst-case commit of object 0 */
+    MARGIN_BYTES = 16 << 20,            /* below this each promise looks at the store again */
+    TREE_SHARE = 32,                    /* data / 32 covers tree nodes (1/73, twice while a commit is in flight) */
+};
+
+static const char BALLAST[] = "ballast";
+
+/* Bytes that may be promised: what the store has, less what dirty nodes will need. Mutex held. */
+static int look(struct volume *v)
+{
+    uint64_t available, total, dirty = atomic_load(&v->env.dirty_nodes) * NODE_SIZE;
+    int rc = blockdir_space(v->dir, &available, &total);
+
+    if (rc)
+        return rc;
+    dirty += dirty / TREE_SHARE;
+    v->space.available = available > dirty ? available - dirty : 0;
+    v->space.promised = 0;
+    return 0;
+}
+
+int space_reserve(struct volume *v, uint64_t bytes)
+{
+    struct space *s = &v->space;
+    uint64_t need = bytes + bytes / TREE_SHARE + 2 * NODE_SIZE;
+    int rc = 0;
+
+    pthread_mutex_lock(&s->mutex);
+    if (s->promised + need + MARGIN_BYTES > s->available)
+        rc = look(v);
+    if (!rc && s->promised + need > s->available)
+        rc = -ENOSPC;
+    if (!rc)
+        s->promised += need;
+    pthread_mutex_unlock(&s->mutex);
+    return rc;
+}
+
+uint64_t space_available(struct volume *v)
+{
+    uint64_t available = 0;
+
+    pthread_mutex_lock(&v->space.mutex);
+    if (look(v) == 0)
+        available = v->space.available;
+    pthread_mutex_unlock(&v->space.mutex);
+    return available;
+}
+
+int space_for_metadata(struct volume *v)
+{
+    struct space *s = &v->space;
+    bool ballast;
+
+    pthread_mutex_lock(&s->mutex);
+    ballast = s->ballast;
+    pthread_mutex_unlock(&s->mutex);
+    return ballast ? 0 : space_restore_ballast(v);
+}
+
+/* Writes every block: a file that is only allocated would need journal space when it is most scarce. */
+static int fill(int fd)
+{
+    static const char zeros[64 << 10];
+
+    for (off_t at = 0; at < BALLAST_BYTES; ) {
+        ssize_t n = pwrite(fd, zeros, sizeof zeros, at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -EIO;
+        at += n;
+    }
+    return fsync(fd) ? -errno : 0;
+}
+
+int space_restore_ballast(struct volume *v)
+{
+    struct space *s = &v->space;
+    int dir = blockdir_fd(v->dir), fd, rc;
+    struct stat st;
+
+    pthread_mutex_lock(&s->mutex);
+    if (s->ballast) {
+        pthread_mutex_unlock(&s->mutex);
+        return 0;
+    }
+    rc = look(v);
+    if (!rc && s->available < 2 * BALLAST_BYTES)
+        rc = -ENOSPC;                   /* do not try again and again to fill a store that is full */
+    if (rc) {
+        pthread_mutex_unlock(&s->mutex);
+        return rc;
+    }
+    fd = openat(dir, BALLAST, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        rc = -errno;
+    } else if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_nlink != 1) {
+        rc = -EUCLEAN;                  /* planted by somebody else: never written to */
+        close(fd);
+    } else {
+        rc = st.st_size >= BALLAST_BYTES && st.st_blocks * 512 >= BALLAST_BYTES ? 0 : fill(fd);
+        close(fd);
+        if (rc)                         /* a partial ballast would only take away what others need */
+            unlinkat(dir, BALLAST, 0);
+    }
+    s->ballast = rc == 0;
+    pthread_mutex_unlock(&s->mutex);
+    return rc;
+}
+
+bool space_spend_ballast(struct volume *v)
+{
+    struct space *s = &v->space;
+    bool had;
+
+    pthread_mutex_lock(&s->mutex);
+    had = s->ballast;
+    if (had)
+        unlinkat(blockdir_fd(v->dir), BALLAST, 0);
+    s->ballast = false;
+    pthread_mutex_unlock(&s->mutex);
+    return had;
+}

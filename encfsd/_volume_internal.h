@@ -1,0 +1,116 @@
+/* What the files of the volume layer share: _volume.c (life), _file.c (contents), _groups.c (durability), _space.c (reservation),
+ * _state.c (trusted record), _log.c, _request.c (the door). Nobody else includes this. */
+#ifndef ENCFSD_VOLUME_INTERNAL_H
+#define ENCFSD_VOLUME_INTERNAL_H
+
+#include <pthread.h>
+
+#include "_file.h"
+#include "_groups.h"
+#include "_namespace.h"
+#include "_object.h"
+#include "_volume.h"
+#include "_workers.h"
+
+enum { LOG_LINES = 64, LOG_LINE_SIZE = 256 };
+
+/* Log lines wait here until the control plane fetches them; the oldest are dropped when it does not. */
+struct log_queue {
+    pthread_mutex_t mutex;                      /* guards all of it */
+    char line[LOG_LINES][LOG_LINE_SIZE];
+    unsigned first, count;
+};
+
+/* Space in the backing store that may still be promised (docs/decisions/0009-space-reservation.md). */
+struct space {
+    pthread_mutex_t mutex;                      /* guards all of it */
+    uint64_t available;                         /* bytes, at the last look */
+    uint64_t promised;                          /* bytes accepted since then */
+    bool ballast;                               /* the ballast file exists with all its blocks */
+};
+
+/* The trusted record as it lies in the state directory (encfsd/state.py, docs/format-keys.md). */
+struct state_record {
+    uint8_t magic_version[8];
+    uint64_t flags;                             /* bit 0: clean */
+    uint8_t volume_id[ID_SIZE];
+    uint64_t sequence;
+    uint64_t epoch, counter;                    /* of object 0's root */
+    uint64_t header_generation;
+    uint8_t salt[SALT_SIZE];
+    uint8_t header_digest[32];
+    uint8_t reserved[32];
+    uint8_t mac[32];
+};
+
+/* Only the group thread writes, and before it starts and after it ended whoever opens and closes the volume. */
+struct state_file {
+    int fd;                                     /* -1: none */
+    struct state_record record;                 /* the newest, as written */
+};
+
+struct completion_queue {
+    pthread_mutex_t mutex;                      /* guards head, tail */
+    struct request *head, *tail;
+    int event_fd;                               /* readable while the queue is not empty */
+};
+
+/* Active rows of a read-only mount after an unclean stop: recovery is done at open, in memory, and nothing is written. */
+struct active_row {
+    uint64_t ino, active_epoch;
+};
+
+struct volume {
+    /* set once at open */
+    struct volume_options options;              /* without the key */
+    struct blockdir *dir;
+    struct keyring *ring;
+    struct pool *pool;
+    struct workers *io, *barrier;
+    struct object_env env;
+    struct object *meta;                        /* object 0 */
+    struct inode_table *inodes;
+    struct namespace *ns;
+    struct groups *groups;                      /* NULL if read_only */
+    uint64_t max_open_objects;
+    struct active_row *active_rows;
+    size_t active_row_count;
+    _Atomic int notify_fd;                      /* /dev/fuse, -1 before the mount */
+    _Atomic uint64_t requests, parked;
+    struct log_queue log;
+    struct space space;
+    struct state_file state;
+    struct completion_queue completions;
+};
+
+/* _log.c: printf-like; never pass a name, a path or a key. */
+void volume_log(struct volume *v, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* _space.c */
+/* Promises room for `bytes` of new contents, or -ENOSPC. Looks at the backing store when the last look is used up. Does not block on
+ * more than one statvfs. */
+int space_reserve(struct volume *v, uint64_t bytes);
+/* Metadata that adds something: -ENOSPC once the ballast is spent and cannot be restored. */
+int space_for_metadata(struct volume *v);
+/* Creates or restores the ballast; returns 0 or -errno (-ENOSPC: the store is full). */
+int space_restore_ballast(struct volume *v);
+/* Gives the ballast up so that a commit of object 0 can be written. Returns whether there was one. */
+bool space_spend_ballast(struct volume *v);
+uint64_t space_available(struct volume *v);
+
+/* _state.c */
+/* Reads the newest authentic slot as the template for later writes. 0, or -EBADMSG if neither slot is authentic. */
+int state_load(struct volume *v);
+/* What later writes say of the volume header. */
+void state_set_header(struct volume *v, uint64_t generation, const uint8_t digest[32]);
+/* Makes the record durable in the slot that does not hold the newest. 0 or -errno. */
+int state_write(struct volume *v, const struct object_record *record, bool clean);
+
+/* _file.c: closes objects of clean, unused inodes when too many are open. */
+void file_close_idle_objects(struct volume *v);
+
+/* Milliseconds of CLOCK_MONOTONIC; nanoseconds of CLOCK_REALTIME. */
+uint64_t clock_monotonic_ms(void);
+int64_t clock_realtime_ns(void);
+
+#endif
