@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "_geometry.h"
 #include "_vfs.h"
 
 enum {
