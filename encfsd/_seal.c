@@ -394,6 +394,25 @@ static bool known_answers_are_right(const struct gcm_backend *b)
     return sample_is_right(b, &s, 0, sizeof(struct root_aad), ROOT_PLAIN_SIZE);
 }
 
+/* The key stream and F(), which come from OpenSSL whatever the backend is. */
+static bool derivation_is_right(void)
+{
+    static const uint8_t stream[32] = {0xf3, 0x47, 0x44, 0xeb, 0xcd, 0x33, 0x7f, 0x20, 0x9c, 0x19, 0xe3,
+                                       0xac, 0x13, 0xd8, 0x2d, 0xec, 0x55, 0x9e, 0xfd, 0xe8, 0x82, 0xf9,
+                                       0x44, 0x03, 0x6c, 0xa9, 0x18, 0xde, 0x8b, 0x47, 0xb2, 0xf7};
+    static const uint8_t derived[KEY_SIZE] = {0xa4, 0x9a, 0xc5, 0xf9, 0xf9, 0xe8, 0x7c, 0xe6, 0x34, 0x71, 0x35,
+                                              0x40, 0x52, 0x86, 0x22, 0x45, 0x29, 0x7f, 0x83, 0x39, 0x91, 0x32,
+                                              0xce, 0x19, 0x59, 0x3e, 0xc9, 0x9f, 0xc7, 0xec, 0x2f, 0xe1};
+    uint8_t seed[KEY_SIZE], key[KEY_SIZE], out[KEY_SIZE];
+
+    for (uint8_t i = 0; i < KEY_SIZE; i++) {
+        seed[i] = 0x20 + i;
+        key[i] = 0x40 + i;
+    }
+    return openssl_keystream(seed, out, sizeof out) == 0 && memcmp(out, stream, sizeof stream) == 0
+        && derive(key, "header", NULL, 0, out) == 0 && memcmp(out, derived, sizeof derived) == 0;
+}
+
 /* In a child, because a library that is not what it seems may crash or hang instead of answering wrong. */
 static bool known_answers_are_right_in_child(const struct gcm_backend *b)
 {
@@ -420,7 +439,7 @@ static bool known_answers_are_right_in_child(const struct gcm_backend *b)
 int seal_setup(enum seal_backend wanted, char *reason, size_t reason_size)
 {
     backend = &gcm_openssl;
-    if (!known_answers_are_right(&gcm_openssl)) {
+    if (!known_answers_are_right(&gcm_openssl) || !derivation_is_right()) {
         snprintf(reason, reason_size, "openssl: wrong answers to known questions");
         return -EBADMSG;
     }
