@@ -1,2 +1,473 @@
-/* namespace: not written yet. */
-typedef int encfsd_namespace_stub;
+/* The namespace as a whole: opening it, its mutex, its transactions, inodes between table and rows, attributes. */
+#include "_namespace.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "_namespace_internal.h"
+
+/* ---- open and close ---- */
+
+int ns_format(struct object *meta, uint32_t uid, uint32_t gid)
+{
+    struct vfs_file *file;
+    char name[32], message[160];
+    sqlite3 *db;
+
+    int r = vfs_register();
+    if (r == 0)
+        r = vfs_attach(&file, meta, name);
+    if (r < 0)
+        return r;
+    r = schema_connect(&db, name, false, 0, message, sizeof message);
+    if (r == 0) {
+        r = schema_format(db, uid, gid);
+        schema_close(db);
+    }
+    vfs_detach(file);
+    return r;
+}
+
+static int load_values(struct namespace *ns)
+{
+    size_t len;
+    int r = ns_get_value(ns, VALUE_HASH_KEY, ns->hash_key, sizeof ns->hash_key, &len);
+    if (r == 0 && len != sizeof ns->hash_key)
+        r = -EUCLEAN;
+    if (r == 0)
+        r = ns_get_value(ns, VALUE_NEXT_INO, &ns->next_ino, sizeof ns->next_ino, &len);
+    if (r == 0 && (len != sizeof ns->next_ino || ns->next_ino <= ROOT_INO))
+        r = -EUCLEAN;
+    ns->reserved_ino = ns->next_ino;
+    return r == -ENOENT || r == -ERANGE ? -EUCLEAN : r;
+}
+
+int ns_open(struct namespace **out, struct object *meta, struct inode_table *inodes, const struct ns_events *events,
+            bool read_only, size_t cache_bytes, char *message, size_t message_size)
+{
+    char name[32];
+    int r = vfs_register();
+    struct namespace *ns = calloc(1, sizeof *ns);
+    if (ns == NULL || r < 0) {
+        snprintf(message, message_size, "metadata: out of memory");
+        free(ns);
+        return -ENOMEM;
+    }
+    ns->inodes = inodes;
+    ns->events = *events;
+    ns->read_only = read_only;
+    ns->hash = siphash24;
+    ns->inode_count = -1;
+    pthread_mutex_init(&ns->mutex, NULL);
+    message[0] = '\0';
+
+    r = vfs_attach(&ns->file, meta, name);
+    if (r == 0)
+        r = schema_connect(&ns->db, name, read_only, cache_bytes, message, message_size);
+    if (r == 0)
+        r = schema_check(ns->db, message, message_size);
+    if (r == 0)
+        r = statements_prepare(ns);
+    if (r == 0)
+        r = load_values(ns);
+    if (r == 0)
+        r = core_get(ns, ROOT_INO, &ns->root);
+    r = r == -ENOENT ? -EUCLEAN : r;
+    if (r < 0) {
+        if (message[0] == '\0')
+            snprintf(message, message_size, "metadata: %s", ns->db == NULL ? strerror(-r) : sqlite3_errmsg(ns->db));
+        ns_close(ns);
+        return r;
+    }
+    *out = ns;
+    return 0;
+}
+
+int ns_close(struct namespace *ns)
+{
+    if (ns->root != NULL)
+        ns_put_inode(ns, ns->root);
+    statements_finalize(ns);
+    int r = schema_close(ns->db);
+    if (ns->file != NULL)
+        vfs_detach(ns->file);
+    pthread_mutex_destroy(&ns->mutex);
+    free(ns);
+    return r;
+}
+
+/* ---- the mutex ---- */
+
+int ns_enter(struct namespace *ns, int flags)
+{
+    if ((flags & NS_NOWAIT) == 0)
+        pthread_mutex_lock(&ns->mutex);
+    else if (pthread_mutex_trylock(&ns->mutex) != 0)
+        return -EAGAIN;
+    if (atomic_load(&ns->torn)) {
+        pthread_mutex_unlock(&ns->mutex);
+        return -EIO;
+    }
+    return 0;
+}
+
+void ns_leave(struct namespace *ns)
+{
+    /* Closing frees an object's nodes: not while everybody waits. */
+    struct object *closing[CLOSING_MAX];
+    unsigned n = ns->closing_count;
+    memcpy(closing, ns->closing, n * sizeof *closing);
+    ns->closing_count = 0;
+    pthread_mutex_unlock(&ns->mutex);
+    for (unsigned i = 0; i < n; i++)
+        object_close(closing[i]);
+}
+
+int ns_lock(struct namespace *ns, int flags)
+{
+    return ns_enter(ns, flags);
+}
+
+void ns_unlock(struct namespace *ns)
+{
+    ns_leave(ns);
+}
+
+uint64_t ns_mark(struct namespace *ns)
+{
+    return vfs_marks(ns->file);
+}
+
+int ns_failed(struct namespace *ns, bool *torn)
+{
+    *torn = atomic_load(&ns->torn);
+    return atomic_load(&ns->failed);
+}
+
+/* ---- transactions ---- */
+
+int transaction_begin(struct namespace *ns)
+{
+    if (ns->read_only || atomic_load(&ns->failed) != 0)
+        return -EROFS;
+    ns->statement_failed = false;
+    ns->inode_count_change = 0;
+    int r = statement_run(ns, SQL_BEGIN, NULL, 0);
+    if (r < 0)
+        atomic_store(&ns->failed, r);
+    return r;
+}
+
+int transaction_end(struct namespace *ns, int result)
+{
+    if (result == 0)
+        result = statement_run(ns, SQL_COMMIT, NULL, 0);
+    if (result == 0) {
+        if (ns->inode_count >= 0)
+            ns->inode_count += ns->inode_count_change;
+        return 0;
+    }
+    bool failed = ns->statement_failed;
+    if (sqlite3_get_autocommit(ns->db) == 0)
+        statement_run(ns, SQL_ROLLBACK, NULL, 0);
+    if (failed) {
+        atomic_store(&ns->failed, result);
+        atomic_store(&ns->torn, vfs_torn(ns->file) || sqlite3_get_autocommit(ns->db) == 0);
+    }
+    return result;
+}
+
+int64_t time_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* ---- inodes between table and rows ---- */
+
+/* Copies a blob column that must have exactly `size` bytes. */
+static bool column_copy(sqlite3_stmt *stmt, int column, void *out, size_t size)
+{
+    if ((size_t)sqlite3_column_bytes(stmt, column) != size)
+        return false;
+    memcpy(out, sqlite3_column_blob(stmt, column), size);
+    return true;
+}
+
+/* Fills `inode` (a plain struct that nobody else sees) from the rows of number `ino`. */
+static int load(struct namespace *ns, uint64_t ino, struct inode *inode)
+{
+    sqlite3_stmt *stmt = QUERY(ns, SQL_INODE_LOAD, INT(ino));
+    int r = statement_next(ns, stmt);
+    if (r == 1) {
+        inode->attr = (struct attr){
+            .ino = ino,
+            .mode = (uint32_t)sqlite3_column_int64(stmt, 0),
+            .nlink = (uint32_t)sqlite3_column_int64(stmt, 1),
+            .uid = (uint32_t)sqlite3_column_int64(stmt, 2),
+            .gid = (uint32_t)sqlite3_column_int64(stmt, 3),
+            .rdev = (uint32_t)sqlite3_column_int64(stmt, 4),
+            .size = (uint64_t)sqlite3_column_int64(stmt, 5),
+            .blocks = (uint64_t)sqlite3_column_int64(stmt, 6),
+            .atime = sqlite3_column_int64(stmt, 7),
+            .mtime = sqlite3_column_int64(stmt, 8),
+            .ctime = sqlite3_column_int64(stmt, 9),
+            .btime = sqlite3_column_int64(stmt, 10),
+        };
+        inode->parent = (uint64_t)sqlite3_column_int64(stmt, 11);
+        inode->deleted = inode->attr.nlink == 0;
+        inode->has_record = sqlite3_column_type(stmt, 12) != SQLITE_NULL;
+        r = 0;
+        if (inode->has_record) {
+            inode->record.epoch = (uint64_t)sqlite3_column_int64(stmt, 13);
+            inode->record.counter = (uint64_t)sqlite3_column_int64(stmt, 14);
+            if (!column_copy(stmt, 12, inode->object_id, ID_SIZE) ||
+                !column_copy(stmt, 15, inode->record.salt, SALT_SIZE))
+                r = -EIO;
+        }
+    } else if (r == 0) {
+        r = -ENOENT;
+    }
+    sqlite3_reset(stmt);
+    return r;
+}
+
+int core_get(struct namespace *ns, uint64_t ino, struct inode **out)
+{
+    *out = inode_find(ns->inodes, ino);
+    if (*out != NULL)
+        return 0;
+
+    struct inode loaded = {0};
+    int r = load(ns, ino, &loaded);
+    if (r < 0)
+        return r;
+    bool created;
+    struct inode *inode = inode_get(ns->inodes, ino, &created);
+    if (inode == NULL)
+        return -ENOMEM;
+    inode->attr = loaded.attr;
+    inode->parent = loaded.parent;
+    inode->deleted = loaded.deleted;
+    inode->has_record = loaded.has_record;
+    inode->record = loaded.record;
+    memcpy(inode->object_id, loaded.object_id, ID_SIZE);
+    pthread_mutex_unlock(&inode->lock);
+    *out = inode;
+    return 0;
+}
+
+/* Removes an inode whose last use may be over, and its rows if it was deleted. Only here, under the mutex, is that decided:
+ * whoever found it again meanwhile keeps it. */
+static void drop_unused(struct namespace *ns, uint64_t ino)
+{
+    struct inode *inode = inode_find(ns->inodes, ino);
+    if (inode == NULL)
+        return;
+    uint8_t id[ID_SIZE];
+    pthread_mutex_lock(&inode->lock);
+    bool deleted = inode->deleted;
+    uint32_t mode = inode->attr.mode;
+    memcpy(id, inode->object_id, ID_SIZE);
+    pthread_mutex_unlock(&inode->lock);
+
+    struct object *object;
+    if (!inode_put(ns->inodes, inode) || !inode_remove_if_unused(ns->inodes, ino, &object))
+        return;
+    if (object != NULL) {
+        if (ns->closing_count < CLOSING_MAX)
+            ns->closing[ns->closing_count++] = object;
+        else
+            object_close(object);
+    }
+    /* If this fails the row stays an orphan, and the next mount reclaims it. */
+    if (!deleted || transaction_begin(ns) < 0)
+        return;
+    int r = transaction_end(ns, inode_rows_delete(ns, ino, mode, id));
+    if (r == 0 && !id_is_zero(id) && ns->events.object_dropped != NULL)
+        ns->events.object_dropped(ns->events.arg, id);
+}
+
+void core_put(struct namespace *ns, struct inode *inode)
+{
+    uint64_t ino = inode->ino;
+    if (inode_put(ns->inodes, inode))
+        drop_unused(ns, ino);
+}
+
+int ns_get_inode(struct namespace *ns, uint64_t ino, struct inode **inode, int flags)
+{
+    *inode = inode_find(ns->inodes, ino);
+    if (*inode != NULL)
+        return 0;
+    int r = ns_enter(ns, flags);
+    if (r < 0)
+        return r;
+    r = core_get(ns, ino, inode);
+    ns_leave(ns);
+    return r;
+}
+
+/* Even a torn database has to let go of inodes, so this does not go through ns_enter. */
+static void drop_unused_unlocked(struct namespace *ns, uint64_t ino)
+{
+    pthread_mutex_lock(&ns->mutex);
+    drop_unused(ns, ino);
+    ns_leave(ns);
+}
+
+void ns_put_inode(struct namespace *ns, struct inode *inode)
+{
+    uint64_t ino = inode->ino;
+    if (inode_put(ns->inodes, inode))
+        drop_unused_unlocked(ns, ino);
+}
+
+int ns_forget(struct namespace *ns, uint64_t ino, uint64_t n)
+{
+    if (inode_forget(ns->inodes, ino, n))
+        drop_unused_unlocked(ns, ino);
+    return 0;
+}
+
+struct attr core_attr(struct inode *inode)
+{
+    pthread_mutex_lock(&inode->lock);
+    struct attr attr = inode->attr;
+    pthread_mutex_unlock(&inode->lock);
+    return attr;
+}
+
+void core_changed(struct namespace *ns, struct inode *inode, int64_t links, bool entries, int64_t now)
+{
+    pthread_mutex_lock(&inode->lock);
+    inode->attr.nlink = (uint32_t)(inode->attr.nlink + links);
+    inode->attr.ctime = now;
+    if (entries)
+        inode->attr.mtime = now;
+    inode->deleted = inode->attr.nlink == 0;
+    inode->meta_mark = vfs_marks(ns->file);
+    pthread_mutex_unlock(&inode->lock);
+}
+
+/* ---- attributes ---- */
+
+int ns_getattr(struct namespace *ns, uint64_t ino, struct attr *out, int flags)
+{
+    struct inode *inode;
+    int r = ns_get_inode(ns, ino, &inode, flags);
+    if (r < 0)
+        return r;
+    *out = core_attr(inode);
+    ns_put_inode(ns, inode);
+    return 0;
+}
+
+/* A change of owner takes these from everything but directories; setgid without group execute is no privilege. */
+static uint32_t without_privileges(uint32_t mode)
+{
+    if ((mode & (S_ISGID | S_IXGRP)) == (S_ISGID | S_IXGRP))
+        mode &= ~(uint32_t)S_ISGID;
+    return mode & ~(uint32_t)S_ISUID;
+}
+
+/* The part of a setattr that is a transaction: `new` holds mode, uid, gid and ctime to be. */
+static int write_owner(struct namespace *ns, const struct attr *new, uint32_t valid)
+{
+    static const char capability[] = "security.capability";
+    int r = transaction_begin(ns);
+    if (r < 0)
+        return r;
+    r = RUN(ns, SQL_INODE_OWNER, INT(new->mode), INT(new->uid), INT(new->gid), INT(new->ctime), INT(new->ino));
+    if (r == 0 && (valid & SET_MODE) != 0)
+        r = acl_follow_mode(ns, new->ino, new->mode);
+    if (r == 0 && (valid & (SET_UID | SET_GID)) != 0 && !S_ISDIR(new->mode))
+        r = RUN(ns, SQL_XATTR_DELETE, INT(new->ino), BLOB(capability, sizeof capability - 1));
+    return transaction_end(ns, r);
+}
+
+static int set_attributes(struct namespace *ns, struct inode *inode, const struct attr *values, uint32_t valid)
+{
+    bool owner = (valid & (SET_MODE | SET_UID | SET_GID)) != 0;
+    bool times = (valid & (SET_ATIME | SET_MTIME)) != 0 || !owner;
+    struct attr new = core_attr(inode);
+
+    if ((valid & SET_MODE) != 0)
+        new.mode = (new.mode & S_IFMT) | (values->mode & 07777);
+    else if ((valid & (SET_UID | SET_GID)) != 0 && !S_ISDIR(new.mode))
+        new.mode = without_privileges(new.mode);
+    if ((valid & SET_UID) != 0)
+        new.uid = values->uid;
+    if ((valid & SET_GID) != 0)
+        new.gid = values->gid;
+    new.ctime = (valid & SET_CTIME) != 0 ? values->ctime : time_now();
+
+    if (ns->read_only || atomic_load(&ns->failed) != 0)
+        return -EROFS;
+    if (owner) {
+        int r = write_owner(ns, &new, valid);
+        if (r < 0)
+            return r;
+    }
+    /* Size and times may have moved on meanwhile: only what was asked for is changed. */
+    pthread_mutex_lock(&inode->lock);
+    inode->attr.mode = new.mode;
+    inode->attr.uid = new.uid;
+    inode->attr.gid = new.gid;
+    inode->attr.ctime = new.ctime;
+    if ((valid & SET_ATIME) != 0)
+        inode->attr.atime = values->atime;
+    if ((valid & SET_MTIME) != 0)
+        inode->attr.mtime = values->mtime;
+    if (owner)
+        inode->meta_mark = vfs_marks(ns->file);
+    if (times)
+        inode->attr_dirty = true;
+    pthread_mutex_unlock(&inode->lock);
+    if (times && ns->events.dirtied != NULL)
+        ns->events.dirtied(ns->events.arg, inode);
+    return 0;
+}
+
+int ns_setattr(struct namespace *ns, uint64_t ino, const struct attr *values, uint32_t valid, struct attr *out, int flags)
+{
+    struct inode *inode;
+    if ((valid & SET_SIZE) != 0)
+        return -EINVAL;
+    int r = ns_enter(ns, flags);
+    if (r < 0)
+        return r;
+    r = core_get(ns, ino, &inode);
+    if (r == 0) {
+        if (valid != 0)
+            r = set_attributes(ns, inode, values, valid);
+        if (r == 0)
+            *out = core_attr(inode);
+        core_put(ns, inode);
+    }
+    ns_leave(ns);
+    return r;
+}
+
+int ns_statfs(struct namespace *ns, struct ns_counts *counts)
+{
+    int r = ns_enter(ns, 0);
+    if (r < 0)
+        return r;
+    if (ns->inode_count < 0) {
+        /* The first call reads the whole table (0.1 s for a million inodes); from then on the number is kept. */
+        sqlite3_stmt *stmt = statement_query(ns, SQL_INODE_COUNT, NULL, 0);
+        r = statement_next(ns, stmt);
+        if (r == 1)
+            ns->inode_count = sqlite3_column_int64(stmt, 0);
+        r = r < 0 ? r : 0;
+        sqlite3_reset(stmt);
+    }
+    counts->inodes = (uint64_t)ns->inode_count;
+    ns_leave(ns);
+    return r;
+}

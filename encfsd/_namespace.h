@@ -125,7 +125,8 @@ int ns_reclaim_orphans(struct namespace *ns);       /* deletes rows with nlink 0
 int ns_each_dropped(struct namespace *ns, int (*fn)(void *arg, const uint8_t id[ID_SIZE]), void *arg);
 int ns_forget_dropped(struct namespace *ns, const uint8_t id[ID_SIZE]);  /* the file is gone; removes the note */
 
-/* Small named values of the volume row: "header_generation", "header_digest", ... Returns -ENOENT if absent. */
+/* Small named values of the volume row: "header_generation", "header_digest", ... Returns -ENOENT if absent, -ERANGE if
+ * longer than `size`. Like all functions from here on they take the mutex themselves. */
 int ns_get_value(struct namespace *ns, const char *key, void *value, size_t size, size_t *len);
 int ns_set_value(struct namespace *ns, const char *key, const void *value, size_t len);
 

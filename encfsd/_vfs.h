@@ -2,6 +2,7 @@
 #ifndef ENCFSD_VFS_H
 #define ENCFSD_VFS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "_object.h"
@@ -20,5 +21,9 @@ uint64_t vfs_marks(const struct vfs_file *file);
 
 /* The first I/O error that SQLite met on the object since attach (negative errno), or 0. */
 int vfs_error(const struct vfs_file *file);
+
+/* Whether the object may hold half of a transaction. Between two marks SQLite writes only to commit, and if that fails, to
+ * put the old pages back: so a second failing write means that they may not be back. */
+bool vfs_torn(const struct vfs_file *file);
 
 #endif
