@@ -24,6 +24,7 @@ from typing import NamedTuple
 from encfsd import keys
 from encfsd.errors import (
     BackingInsecure,
+    DamagedContents,
     DamagedHeader,
     EncfsdError,
     HeaderNotAccepted,
@@ -56,6 +57,21 @@ class HeaderId(NamedTuple):
 
     generation: int
     digest: bytes
+
+
+_ID = struct.Struct("<Q32s")
+
+
+def pack_ids(names: Collection[HeaderId]) -> bytes:
+    """Return the value under which object 0 keeps the headers that it accepts."""
+    return b"".join(_ID.pack(*name) for name in sorted(names))
+
+
+def unpack_ids(value: bytes) -> set[HeaderId]:
+    """Return the headers that object 0 accepts; DamagedContents if it is no such value."""
+    if len(value) not in (_ID.size, 2 * _ID.size):
+        raise DamagedContents("metadata", "the list of accepted headers is malformed")
+    return {HeaderId(*fields) for fields in _ID.iter_unpack(value)}
 
 
 @dataclass(frozen=True)

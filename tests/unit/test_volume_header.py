@@ -449,6 +449,20 @@ def test_key_is_wiped_when_object_0_cannot_be_opened(directory: int) -> None:
     assert bytes(seen[0].key) == bytes(32)
 
 
+def test_accepted_headers_are_kept_as_40_bytes_each() -> None:
+    one, two, _ = next_headers()
+    value = volume_header.pack_ids({two.id, one.id})
+    assert value == bytes([1, *bytes(7)]) + one.id.digest + bytes([2, *bytes(7)]) + two.id.digest
+    assert volume_header.unpack_ids(value) == {one.id, two.id}
+    assert volume_header.unpack_ids(value[:40]) == {one.id}
+
+
+@pytest.mark.parametrize("size", [0, 39, 41, 79, 81, 120])
+def test_other_values_are_refused(size: int) -> None:
+    with pytest.raises(errors.DamagedContents):
+        volume_header.unpack_ids(bytes(size))
+
+
 # Crash points of a header change
 
 
