@@ -28,7 +28,7 @@
 enum {
     MAGAZINE = 32,                      /* most nodes a thread keeps for itself */
     BATCH = MAGAZINE / 2,               /* nodes moved at once between a magazine and the free list */
-    STRETCH = 512,                      /* descriptors that one eviction looks at: bounds what a take can cost */
+    STRETCH = 256,                      /* descriptors that one eviction looks at: bounds what a take can cost */
     CHUNK_NODES = 1 << 14,              /* slots committed at once: 64 MiB */
     CACHE_LINE = 64,
 };
@@ -291,15 +291,18 @@ static inline struct magazine *magazine_of(struct pool *pool)
 
 /* ---- Eviction ---- */
 
-/* Asks the owner for a node, if there is one and the node was not used lately. True: it is ours. */
-static bool reclaim(struct pool *pool, struct node *node, unsigned top_level)
+enum reclaim { BUSY, LATER, OURS };
+
+/* Asks the owner for a node, if it has one and the node was not used lately. OURS: it gave the node up. LATER: another try
+ * may succeed. */
+static enum reclaim reclaim(struct pool *pool, struct node *node, unsigned top_level)
 {
     if (!atomic_load_explicit(&node->owner, memory_order_relaxed) ||
         atomic_load_explicit(&node->pins, memory_order_relaxed))
-        return false;
+        return BUSY;
     if (atomic_load_explicit(&node->referenced, memory_order_relaxed)) {
         atomic_store_explicit(&node->referenced, 0, memory_order_relaxed);
-        return false;
+        return LATER;
     }
     /* Announce first, then look at the owner again; withdraw() clears the owner first, then looks at the announcement. All four
      * are sequentially consistent, so one of the two sees the other. */
@@ -308,7 +311,7 @@ static bool reclaim(struct pool *pool, struct node *node, unsigned top_level)
     if (ours)
         atomic_store_explicit(&node->owner, NULL, memory_order_relaxed);
     atomic_store(&pool->at_hand, NULL);
-    return ours;
+    return ours ? OURS : LATER;
 }
 
 /* Nobody will look at the node any more when this returns. */
@@ -320,13 +323,17 @@ static inline void withdraw(struct pool *pool, struct node *node)
         sched_yield();
 }
 
-/* Walks `count` descriptors from `start`, chains up victims of level <= top_level; leaves the hand where it stopped. */
-static size_t sweep(struct pool *pool, size_t used, size_t start, size_t count, unsigned top_level, struct node **chain)
+/* Walks `count` descriptors from `start`, chains up victims of level <= top_level; leaves the hand where it stopped.
+ * *again: something may be had in a second sweep. Needs hand_lock. */
+static size_t sweep(struct pool *pool, size_t used, size_t start, size_t count, unsigned top_level, struct node **chain,
+                    bool *again)
 {
     size_t victims = 0;
     for (pool->hand = start; count-- && victims < pool->evict_batch; pool->hand = (pool->hand + 1) % used) {
         struct node *node = &pool->node[pool->hand];
-        if (reclaim(pool, node, top_level)) {
+        enum reclaim result = reclaim(pool, node, top_level);
+        *again |= result == LATER;
+        if (result == OURS) {
             node->pool_next = *chain;
             *chain = node;
             victims++;
@@ -348,9 +355,10 @@ static size_t evict_some(struct pool *pool)
     struct node *chain = NULL;
     pthread_mutex_lock(&pool->hand_lock);
     size_t start = pool->hand, stretch = used < STRETCH ? used : STRETCH;
-    size_t victims = sweep(pool, used, start, stretch, 1, &chain);
-    if (!victims)
-        victims = sweep(pool, used, start, stretch, UINT8_MAX, &chain);
+    bool again = false;
+    size_t victims = sweep(pool, used, start, stretch, 1, &chain, &again);
+    if (!victims && again)
+        victims = sweep(pool, used, start, stretch, UINT8_MAX, &chain, &again);
     pthread_mutex_unlock(&pool->hand_lock);
     if (!victims)
         return 0;

@@ -558,7 +558,7 @@ static void *stress(void *arg)
 
 TEST(threads_that_share_a_pool)
 {
-    for (int mode = 0; mode < 4; mode++) {          /* a pool that is always too small, and one that seldom is */
+    for (int mode = 0; mode < 4; mode++) {          /* 12 slots are too few even for one thread, 36 seldom for all */
         without_membarrier = mode & 2;
         struct pool *pool = new_pool(mode & 1 ? 36 : 12, 3, owner_evict);
         struct object *shared = new_owner();
@@ -577,7 +577,7 @@ TEST(threads_that_share_a_pool)
         struct pool_stats stats = stats_of(pool);
         CHECK_EQ(stats.in_use, 0);
         CHECK(stats.high_water <= stats.capacity + STRESS_THREADS * MAGAZINE && stats.high_water > 0);
-        CHECK(stats.kind[0].evictions > 0);
+        CHECK(mode & 1 || (stats.kind[0].evictions > 0 && stats.kind[1].evictions > 0));
         CHECK_EQ(stats.kind[0].misses + stats.kind[1].misses, overflows);
         for (unsigned kind = 0; kind < POOL_KINDS; kind++) {
             CHECK_EQ(stats.kind[kind].takes, stats.kind[kind].gives + stats.kind[kind].evictions);
