@@ -12,14 +12,6 @@ static const uint8_t NO_ID[ID_SIZE];
 
 static bool has_object(const struct inode *inode) { return memcmp(inode->object_id, NO_ID, ID_SIZE) != 0; }
 
-/* st_blocks: programs that preserve holes take 0 blocks for "all hole", also while the kernel still holds the data. */
-static uint64_t visible_blocks(uint64_t size, uint64_t nodes)
-{
-    if (nodes)
-        return nodes * (NODE_SIZE / 512);
-    return size ? NODE_SIZE / 512 : 0;
-}
-
 /* Inode lock held. */
 static void take_object_attr(struct inode *inode)
 {
@@ -27,7 +19,7 @@ static void take_object_attr(struct inode *inode)
 
     object_attr(inode->object, &a);
     inode->attr.size = a.size;
-    inode->attr.blocks = visible_blocks(a.size, a.nodes);
+    inode->attr.blocks = ns_blocks(a.size, a.nodes);
 }
 
 static void touch(struct inode *inode)
@@ -204,7 +196,7 @@ static int write_inline(struct inode *inode, const void *buffer, size_t size, ui
     memcpy(inode->content + offset, buffer, size);
     if (offset + size > inode->attr.size)
         inode->attr.size = offset + size;
-    inode->attr.blocks = visible_blocks(inode->attr.size, 0);
+    inode->attr.blocks = ns_blocks(inode->attr.size, 0);
     inode->content_dirty = true;
     return 0;
 }
@@ -266,7 +258,7 @@ static void truncate_inline(struct inode *inode, uint64_t size)
     if (inode->content && size < inode->attr.size)
         memset(inode->content + size, 0, inode->attr.size - size);
     inode->attr.size = size;
-    inode->attr.blocks = visible_blocks(size, 0);
+    inode->attr.blocks = ns_blocks(size, 0);
     inode->content_dirty = true;
 }
 

@@ -316,8 +316,14 @@ static void own_commit(struct groups *g, struct inode *inode)
     pthread_mutex_unlock(&g->mutex);
 }
 
-static void disown_commit(struct groups *g, struct inode *inode)
+/* A failed commit leaves its times dirty, too. */
+static void disown_commit(struct groups *g, struct inode *inode, int result)
 {
+    if (result < 0) {
+        pthread_mutex_lock(&inode->lock);
+        inode->attr_dirty = true;
+        pthread_mutex_unlock(&inode->lock);
+    }
     pthread_mutex_lock(&g->mutex);
     inode->commit_in_flight = false;
     pthread_cond_broadcast(&g->progress);
@@ -332,6 +338,8 @@ static int begin_commit(struct inode *inode, struct object *o)
     pthread_mutex_lock(&inode->lock);
     object_set_times(o, inode->attr.atime, inode->attr.mtime, inode->attr.ctime);
     rc = object_commit_begin(o);
+    if (rc >= 0)
+        inode->attr_dirty = false;
     pthread_mutex_unlock(&inode->lock);
     return rc;
 }
@@ -382,7 +390,7 @@ static void commit_target(void *arg, size_t i)
     }
     t->result = rc;
     if (!t->begun)
-        disown_commit(batch->g, inode);
+        disown_commit(batch->g, inode, rc);
 }
 
 static void commit_objects(struct groups *g, struct target *targets, size_t count)
@@ -402,36 +410,11 @@ static void commit_objects(struct groups *g, struct target *targets, size_t coun
             continue;
         t->result = object_commit_end(t->object, rc, rc != 0, &t->record);
         t->begun = false;
-        disown_commit(g, t->inode);
+        disown_commit(g, t->inode, t->result);
     }
 }
 
 /* ---- record ---- */
-
-/* The row is a snapshot of the last durable root, which may be older than the live attributes. Namespace mutex held. */
-static int write_object_rows(struct groups *g, struct target *t, uint64_t active_epoch)
-{
-    struct inode *inode = t->inode;
-    struct object_attr durable;
-    struct attr live;
-    int rc;
-
-    object_durable_attr(t->object, &durable);
-    pthread_mutex_lock(&inode->lock);
-    live = inode->attr;
-    inode->attr.size = durable.size;
-    inode->attr.blocks = durable.nodes ? durable.nodes * (NODE_SIZE / 512) : durable.size ? NODE_SIZE / 512 : 0;
-    rc = ns_write_record(g->v->ns, inode, &t->record, active_epoch);
-    if (!rc) {
-        inode->record = t->record;
-        inode->has_record = true;
-        rc = ns_write_inode(g->v->ns, inode);
-    }
-    inode->attr.size = live.size;
-    inode->attr.blocks = live.blocks;
-    pthread_mutex_unlock(&inode->lock);
-    return rc;
-}
 
 /* Only the group thread changes pins while a volume is mounted. */
 static bool names_pin(const struct inode *inode, const struct object_record *record)
@@ -443,16 +426,17 @@ static bool names_pin(const struct inode *inode, const struct object_record *rec
 static int record_target(struct groups *g, struct target *t, bool last)
 {
     struct inode *inode = t->inode;
+    struct object_attr durable;
     bool stay, deleted;
-    int rc = 0;
+    int rc;
 
     pthread_mutex_lock(&inode->lock);
     deleted = inode->deleted;
-    if (!deleted && !t->object && (inode->content_dirty || inode->attr_dirty))
-        rc = ns_write_inode(g->v->ns, inode);
     pthread_mutex_unlock(&inode->lock);
-    if (deleted || !t->object)
-        return rc;
+    if (deleted)
+        return 0;
+    if (!t->object)
+        return ns_write_inode(g->v->ns, inode);
 
     pthread_mutex_lock(&g->mutex);
     stay = !last && (t->enter_active || (inode->active && (inode->solo_since_group || inode->commit_in_flight)));
@@ -462,7 +446,8 @@ static int record_target(struct groups *g, struct target *t, bool last)
     inode->active = stay;                       /* from here on no solo commit starts if it leaves the set */
     pthread_mutex_unlock(&g->mutex);
 
-    rc = write_object_rows(g, t, stay ? g->v->env.epoch : 0);
+    object_durable_attr(t->object, &durable);
+    rc = ns_write_record(g->v->ns, inode, &t->record, &durable, stay ? g->v->env.epoch : 0);
     if (!rc && !stay) {
         t->named = true;
         if (!names_pin(inode, &t->record))
@@ -647,7 +632,7 @@ static int make_durable(struct groups *g, struct target_list *list, size_t first
                         struct object_record *record, uint64_t *mark)
 {
     struct volume *v = g->v;
-    bool foreign = false;
+    bool foreign = false, torn;
     int rc = object_foreign_root(v->meta, &foreign);
 
     if (!rc && foreign)
@@ -662,6 +647,11 @@ static int make_durable(struct groups *g, struct target_list *list, size_t first
     rc = groups_failed(g);
     if (rc)
         return rc;
+    rc = ns_failed(v->ns, &torn);
+    if (rc) {
+        set_failed(g, rc, torn ? "a transaction, and undoing it," : "a transaction");
+        return rc;
+    }
     rc = freeze_metadata(g, list, last, mark);
     if (rc == 1) {                      /* no transaction since the last group */
         object_record(v->meta, record);
@@ -816,7 +806,7 @@ static int solo_commit(struct groups *g, struct inode *inode, struct object *o)
         if (!rc)
             object_release(o, &record);
     }
-    disown_commit(g, inode);
+    disown_commit(g, inode, rc);
     return rc == 1 ? 0 : rc;
 }
 

@@ -113,8 +113,14 @@ int ns_load_content(struct namespace *ns, struct inode *inode);
 
 /* One transaction each; namespace mutex held, the inode's lock not: */
 int ns_write_inode(struct namespace *ns, struct inode *inode);  /* attr_dirty/content_dirty -> row; clears them */
-/* Row gets object id + record (removing in-row contents); active_epoch 0: not in the active set. */
-int ns_write_record(struct namespace *ns, struct inode *inode, const struct object_record *record, uint64_t active_epoch);
+/* The row gets the object's id and record, and the size, blocks and times that this root carries (`durable`; live attributes may be
+ * newer); in-row contents are removed. active_epoch 0: not in the active set. attr_dirty stays as it is. */
+int ns_write_record(struct namespace *ns, struct inode *inode, const struct object_record *record,
+                    const struct object_attr *durable, uint64_t active_epoch);
+
+/* st_blocks of `size` bytes in `nodes` data nodes: never 0 for a file with contents, because programs that preserve holes take that for
+ * one hole, also while the kernel still holds the data. */
+uint64_t ns_blocks(uint64_t size, uint64_t nodes);
 
 /* Iterates rows at mount, before serving. No lock is held while fn runs, so it may call everything here; it sees each row that
  * is there throughout once. Stops at fn's first result that is not 0 and returns it. */

@@ -71,20 +71,31 @@ int ns_write_inode(struct namespace *ns, struct inode *inode)
     return r;
 }
 
+uint64_t ns_blocks(uint64_t size, uint64_t nodes)
+{
+    if (nodes > 0)
+        return nodes * (NODE_SIZE / 512);
+    return size > 0 ? NODE_SIZE / 512 : 0;
+}
+
 static int write_record(struct namespace *ns, uint64_t ino, const uint8_t id[ID_SIZE], const struct object_record *record,
-                        uint64_t active_epoch, bool first)
+                        const struct object_attr *durable, uint64_t active_epoch, bool first)
 {
     int r = transaction_begin(ns);
     if (r < 0)
         return r;
     r = RUN(ns, SQL_OBJECT_PUT, INT(ino), BLOB(id, ID_SIZE), INT(record->epoch), INT(record->counter),
             BLOB(record->salt, SALT_SIZE), INT(active_epoch));
+    if (r == 0)
+        r = RUN(ns, SQL_INODE_DATA, INT(durable->size), INT(ns_blocks(durable->size, durable->nodes)), INT(durable->atime),
+                INT(durable->mtime), INT(durable->ctime), INT(ino));
     if (r == 0 && first)
         r = RUN(ns, SQL_CONTENT_DELETE, INT(ino));
     return transaction_end(ns, r);
 }
 
-int ns_write_record(struct namespace *ns, struct inode *inode, const struct object_record *record, uint64_t active_epoch)
+int ns_write_record(struct namespace *ns, struct inode *inode, const struct object_record *record,
+                    const struct object_attr *durable, uint64_t active_epoch)
 {
     uint8_t id[ID_SIZE];
     struct object_record copy = *record;
@@ -93,7 +104,7 @@ int ns_write_record(struct namespace *ns, struct inode *inode, const struct obje
     memcpy(id, inode->object_id, ID_SIZE);
     pthread_mutex_unlock(&inode->lock);
 
-    int r = write_record(ns, inode->ino, id, &copy, active_epoch, first);
+    int r = write_record(ns, inode->ino, id, &copy, durable, active_epoch, first);
     if (r == 0) {
         pthread_mutex_lock(&inode->lock);
         inode->record = copy;

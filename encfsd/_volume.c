@@ -254,18 +254,14 @@ static int adopt(struct volume *v, const struct ns_object_row *row, struct volum
     ns_lock(v->ns, 0);
     pthread_mutex_lock(&inode->lock);
     inode->attr.size = attr.size;
-    inode->attr.blocks = attr.nodes ? attr.nodes * (NODE_SIZE / 512) : attr.size ? NODE_SIZE / 512 : 0;
+    inode->attr.blocks = ns_blocks(attr.size, attr.nodes);
     inode->attr.mtime = attr.mtime;
     inode->attr.ctime = attr.ctime;
-    inode->attr_dirty = true;
-    rc = ns_write_record(v->ns, inode, &adopted, 0);
-    if (!rc)
-        rc = ns_write_inode(v->ns, inode);
-    inode->record = adopted;
     object_pin_root(inode->object, &adopted);
     inode->pin = adopted;
     inode->pinned = true;
     pthread_mutex_unlock(&inode->lock);
+    rc = ns_write_record(v->ns, inode, &adopted, &attr, 0);
     ns_unlock(v->ns);
     ns_put_inode(v->ns, inode);
     found->recovered_objects++;
