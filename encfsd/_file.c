@@ -362,8 +362,10 @@ static void close_if_idle(void *arg, struct inode *inode)
     struct sweep *sweep = arg;
     struct object *o = NULL;
 
-    if (atomic_load(&sweep->volume->env.open_objects) <= sweep->target || pthread_mutex_trylock(&inode->lock))
+    if (atomic_load(&sweep->volume->env.open_objects) <= sweep->target || pthread_mutex_trylock(&inode->lock)) {
+        ns_put_inode(sweep->volume->ns, inode);
         return;
+    }
     if (inode->object && inode->object_users == 0 && inode->has_record && !object_is_dirty(inode->object) &&
         (!sweep->volume->groups || groups_idle(sweep->volume->groups, inode))) {
         o = inode->object;
@@ -373,6 +375,7 @@ static void close_if_idle(void *arg, struct inode *inode)
     pthread_mutex_unlock(&inode->lock);
     if (o)
         object_close(o);
+    ns_put_inode(sweep->volume->ns, inode);
 }
 
 void file_close_idle_objects(struct volume *v)

@@ -166,6 +166,22 @@ static bool unused(const struct inode *inode)
     return inode->lookups == 0 && inode->refs == 0;
 }
 
+void inode_hold(struct inode_table *table, struct inode *inode)
+{
+    struct shard *shard = shard_of(table, inode->ino);
+    pthread_mutex_lock(&shard->lock);
+    inode->refs++;
+    pthread_mutex_unlock(&shard->lock);
+}
+
+void inode_unhold(struct inode_table *table, struct inode *inode)
+{
+    struct shard *shard = shard_of(table, inode->ino);
+    pthread_mutex_lock(&shard->lock);
+    inode->refs--;
+    pthread_mutex_unlock(&shard->lock);
+}
+
 bool inode_put(struct inode_table *table, struct inode *inode)
 {
     struct shard *shard = shard_of(table, inode->ino);

@@ -92,10 +92,12 @@ static int open_base(struct volume *v, const struct volume_options *options, cha
 
 static void close_object_of(void *arg, struct inode *inode)
 {
-    (void)arg;
+    struct volume *v = arg;
+
     if (inode->object)
         object_close(inode->object);
     inode->object = NULL;
+    ns_put_inode(v->ns, inode);
 }
 
 /* Frees whatever is there, in the reverse order of opening. */
@@ -105,12 +107,12 @@ static void volume_free(struct volume *v)
         workers_destroy(v->io);             /* no request is running when a volume is freed; this ends the threads */
     if (v->barrier)
         workers_destroy(v->barrier);
-    if (v->ns)
+    if (v->ns) {
+        inode_for_each(v->inodes, close_object_of, v);
         ns_close(v->ns);
-    if (v->inodes) {
-        inode_for_each(v->inodes, close_object_of, NULL);
-        inode_table_destroy(v->inodes);
     }
+    if (v->inodes)
+        inode_table_destroy(v->inodes);
     groups_destroy(v->groups);
     if (v->meta)
         object_close(v->meta);
