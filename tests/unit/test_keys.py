@@ -205,6 +205,16 @@ def test_slot_crafted_for_two_secrets_fails_through_the_commitment() -> None:
     assert keys.unwrap(reversed_roles, bound, other) is not None
 
 
+def test_the_worked_example_shows_the_vectors() -> None:
+    document = (VECTORS.parents[1] / "docs" / "format-keys.md").read_text()
+    values = [vector("extract-volume-key")["output"]]
+    values += [vector(f"derive-{name}")["output"] for name in ("header", "freshness", "object-0")]
+    for name in ("slot-passphrase", "slot-key-file"):
+        values += [vector(name)[field] for field in ("SH", "S", "COM", "KEK", "wrapped")]
+    values += [vector("state-record")["record"][320:]]
+    assert [value for value in values if f" {value}\n" not in document] == []
+
+
 def test_generator_still_writes_these_vectors(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, VECTORS / "make_key_vectors.py", tmp_path], check=True, timeout=60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,21 @@ def test_layout_is_that_of_the_specification() -> None:
         ).hex()
     )
     assert raw[160:] == KEY.state_mac(raw[:160])
+
+
+def test_record_matches_the_vector() -> None:
+    path = Path(__file__).parents[1] / "vectors" / "keys" / "state-record.json"
+    known = json.loads(path.read_text())
+    raw = bytes.fromhex(known["record"])
+    key = VolumeKey(bytes.fromhex(known["volume_id"]), SecretBytes.fromhex(known["volume_key"]), 0)
+    expected = Record(
+        known["sequence"],
+        RootId(known["epoch"], known["counter"], bytes.fromhex(known["R"])),
+        HeaderId(known["header_generation"], bytes.fromhex(known["header_digest"])),
+        known["clean"],
+    )
+    assert state.unpack(raw, key) == expected
+    assert state.pack(expected, key) == raw
 
 
 @given(st.binary(max_size=256))
