@@ -8,6 +8,7 @@ This file is run as a script and imports nothing of encfsd. The talk, on standar
 ====== ======================================================= ==================
 from   message                                                 struct
 ====== ======================================================= ==================
+child  one byte, once it runs                                  ``S``
 parent the most memory that any request will use, KiB          ``<I``
 child  one byte, once that memory has been seen to exist       ``R``
 parent request: memory KiB, passes, salt, passphrase size      ``<II32sH``
@@ -31,6 +32,7 @@ from typing import BinaryIO
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
 REQUEST = struct.Struct("<II32sH")
+STARTED = b"S"
 READY = b"R"
 LANES = 1  # one after another is how they would be computed: more lanes would only help attackers
 SECRET_SIZE = 32
@@ -72,6 +74,7 @@ def _read(stream: BinaryIO, size: int) -> bytes:
 def main() -> None:
     """Serve requests until end of file."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    os.write(answers.fileno(), STARTED)
     (memory_kib,) = struct.unpack("<I", _read(requests, 4))
     _confine(memory_kib)
     _touch(memory_kib)

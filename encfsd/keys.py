@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from encfsd import argon2_child
-from encfsd.errors import InternalError, NotEnoughMemory
+from encfsd.errors import EncfsdError, InternalError, NotEnoughMemory
 
 KEY_SIZE = 32
 VOLUME_ID_SIZE = 16
@@ -201,7 +201,8 @@ class PassphraseStretcher:
     def __init__(self, memory_kib: int) -> None:
         """Start a child for requests of up to `memory_kib`; NotEnoughMemory if it has not that."""
         self._child = subprocess.Popen(
-            [sys.executable, "-I", str(Path(argon2_child.__file__).resolve())],
+            # -P: the modules beside the script must not shadow those of the standard library.
+            [sys.executable, "-P", str(Path(argon2_child.__file__).resolve())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -209,13 +210,16 @@ class PassphraseStretcher:
         )
         try:
             self._send(struct.pack("<I", memory_kib))
-            ready = bytes(self._receive(SecretBytes(len(argon2_child.READY))))
+            self._expect(
+                argon2_child.STARTED, InternalError("Argon2id", "its process does not start")
+            )
+            self._expect(
+                argon2_child.READY,
+                NotEnoughMemory("Argon2id", f"it needs {memory_kib >> 10} MiB"),
+            )
         except BaseException:
             self.close()
             raise
-        if ready != argon2_child.READY:
-            self.close()
-            raise NotEnoughMemory("Argon2id", f"it needs {memory_kib >> 10} MiB")
 
     def __enter__(self) -> Self:
         return self
@@ -247,6 +251,10 @@ class PassphraseStretcher:
         self._send(passphrase)
         out = self._receive(SecretBytes(argon2_child.SECRET_SIZE))
         return out if len(out) == argon2_child.SECRET_SIZE else None
+
+    def _expect(self, sign: bytes, otherwise: EncfsdError) -> None:
+        if bytes(self._receive(SecretBytes(len(sign)))) != sign:
+            raise otherwise
 
     def _send(self, data: bytes | bytearray) -> None:
         """Write `data`; a child that is gone shows when the answer is read."""

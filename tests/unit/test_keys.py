@@ -243,7 +243,7 @@ def test_child_keeps_secrets_out_of_its_arguments_and_core_dumps() -> None:
     with PassphraseStretcher(CHEAPEST.memory_kib) as stretcher:
         pid = stretcher._child.pid
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:-1]
-        assert command == [b"-I", os.fsencode(os.path.realpath(argon2_child.__file__))]
+        assert command == [b"-P", os.fsencode(os.path.realpath(argon2_child.__file__))]
         limits = Path(f"/proc/{pid}/limits").read_text()
         core = next(line for line in limits.splitlines() if line.startswith("Max core file size"))
         assert core.split()[4:6] == ["0", "0"]
@@ -258,6 +258,14 @@ def test_child_has_bounded_memory() -> None:
 def test_too_little_memory_shows_before_the_secret_is_used() -> None:
     with pytest.raises(errors.NotEnoughMemory, match="4194303 MiB"):
         PassphraseStretcher(2**32 - 1)
+
+
+def test_child_that_cannot_start_is_not_taken_for_a_lack_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(argon2_child, "__file__", "/nowhere/argon2_child.py")
+    with pytest.raises(errors.InternalError, match="does not start"):
+        PassphraseStretcher(CHEAPEST.memory_kib)
 
 
 def test_killed_child_gives_no_key_and_no_exception() -> None:
