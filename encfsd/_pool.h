@@ -1,6 +1,6 @@
 /* The free list: memory for nodes, preallocated at mount (docs/design.md, "Node pool").
  *
- * Address space for the largest list is reserved once; chunks of it are committed at mount. Slots (4 KiB each) lie apart
+ * Address space for the list is reserved once and committed in chunks, all at mount today. Slots (4 KiB each) lie apart
  * from their descriptors (struct node). When no slot is free, clean nodes are evicted; when none can be evicted, the node
  * comes from malloc and counts as a miss. All functions are thread-safe; none blocks on I/O. */
 #ifndef ENCFSD_POOL_H
