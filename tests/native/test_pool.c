@@ -200,6 +200,7 @@ TEST(reserve_is_refilled_first)
         CHECK((commit[i] = pool_take_cached(pool, POOL_DATA, POOL_COMMIT)));
     for (int i = 0; i < 4; i++) {
         pool_give(pool, app[i]);
+        CHECK_EQ(shared_free(pool), i + 1);
         CHECK(!pool_take_cached(pool, POOL_DATA, POOL_APPLICATION));
     }
     pool_give(pool, app[4]);
@@ -213,25 +214,36 @@ TEST(reserve_is_refilled_first)
     CHECK(pool_audit(pool) == 0 && pool_destroy(pool) == 0);
 }
 
-/* Nodes that lie in a magazine when a commit drains the reserve count as the reserve from then on. */
+struct four { struct pool *pool; struct node *node[4]; };
+
+static void *commit_takes_four(void *arg)
+{
+    struct four *four = arg;
+    for (int i = 0; i < 4; i++)
+        four->node[i] = pool_take_cached(four->pool, POOL_TREE, POOL_COMMIT);
+    return NULL;
+}
+
+/* Nodes that lie in a magazine when another thread's commit drains the reserve count as the reserve from then on. */
 TEST(magazine_yields_to_the_reserve)
 {
-    struct pool *pool = new_pool(10, 4, NULL);
-    struct node *first = pool_take_cached(pool, POOL_DATA, POOL_APPLICATION);  /* 5 more are in the magazine now */
-    CHECK(first && magazine_count(pool->magazines) == 5);
-    struct node *commit[5], *app[4];
-    for (int i = 0; i < 5; i++)
-        CHECK((commit[i] = pool_take_cached(pool, POOL_DATA, POOL_COMMIT)));
-    CHECK(!pool_take_cached(pool, POOL_DATA, POOL_APPLICATION));
+    struct four four = {.pool = new_pool(10, 4, NULL)};
+    struct node *app[2];
+    pthread_t thread;
+    CHECK((app[0] = pool_take_cached(four.pool, POOL_DATA, POOL_APPLICATION)) != NULL);
+    CHECK_EQ(magazine_count(four.pool->magazines), 5);
+    pthread_create(&thread, NULL, commit_takes_four, &four);
+    pthread_join(thread, NULL);
+    CHECK_EQ(magazine_count(four.pool->magazines), 5);
+    CHECK((app[1] = pool_take_cached(four.pool, POOL_DATA, POOL_APPLICATION)) != NULL);     /* the fifth */
+    CHECK(!pool_take_cached(four.pool, POOL_DATA, POOL_APPLICATION));
+    CHECK_EQ(shared_free(four.pool), 4);
     for (int i = 0; i < 4; i++)
-        CHECK((app[i] = pool_take_cached(pool, POOL_DATA, POOL_COMMIT)));
-    CHECK(!pool_take_cached(pool, POOL_DATA, POOL_COMMIT));
-    for (int i = 0; i < 5; i++)
-        pool_give(pool, commit[i]);
-    for (int i = 0; i < 4; i++)
-        pool_give(pool, app[i]);
-    pool_give(pool, first);
-    CHECK(pool_audit(pool) == 0 && pool_destroy(pool) == 0);
+        pool_give(four.pool, four.node[i]);
+    pool_give(four.pool, app[0]);
+    pool_give(four.pool, app[1]);
+    CHECK_EQ(pool_audit(four.pool), 0);
+    CHECK_EQ(pool_destroy(four.pool), 0);
 }
 
 /* Random takes and gives of one thread against a plain model: contents stay, no slot is handed out twice, counters and
@@ -509,6 +521,64 @@ TEST(magazine_of_an_idle_thread)
         CHECK_EQ(pool_destroy(idler.pool), 0);
         pthread_barrier_destroy(&idler.warm);
         pthread_barrier_destroy(&idler.leave);
+    }
+    without_membarrier = false;
+}
+
+struct busy {
+    struct pool *pool;
+    atomic_bool stop;
+    uint64_t takes;
+};
+
+static void *keep_busy(void *arg)
+{
+    struct busy *busy = arg;
+    while (!atomic_load(&busy->stop)) {
+        struct node *node[3];
+        for (int i = 0; i < 3; i++)
+            if ((node[i] = pool_take_cached(busy->pool, POOL_DATA, POOL_APPLICATION)))
+                *(struct node **)node[i]->page = node[i];
+        for (int i = 0; i < 3; i++)
+            if (node[i]) {
+                CHECK(*(struct node **)node[i]->page == node[i]);
+                pool_give(busy->pool, node[i]);
+                busy->takes++;
+            }
+    }
+    return NULL;
+}
+
+/* A thread that is always inside its magazine, while another one raids it and counts. */
+TEST(raids_of_a_busy_magazine)
+{
+    for (int mode = 0; mode < 2; mode++) {
+        without_membarrier = mode;
+        struct busy busy = {.pool = new_pool(16, 0, NULL)};
+        pthread_t thread;
+        pthread_create(&thread, NULL, keep_busy, &busy);
+        uint64_t takes = 0;
+        for (int round = 0; round < 3000; round++) {
+            struct node *node[17];
+            int n = 0;
+            while ((node[n] = pool_take_cached(busy.pool, POOL_TREE, POOL_APPLICATION)))
+                *(struct node **)node[n]->page = node[n], n++;
+            CHECK(n >= 13 - 3 && n <= 16);          /* all but what the other has, and what is between two lists just now */
+            takes += (uint64_t)n;
+            while (n--) {
+                CHECK(*(struct node **)node[n]->page == node[n]);
+                pool_give(busy.pool, node[n]);
+            }
+            stats_of(busy.pool);
+        }
+        atomic_store(&busy.stop, true);
+        pthread_join(thread, NULL);
+        struct pool_stats stats = stats_of(busy.pool);
+        CHECK_EQ(stats.kind[POOL_TREE].takes, takes);
+        CHECK_EQ(stats.kind[POOL_DATA].takes, busy.takes);
+        CHECK_EQ(stats.in_use, 0);
+        CHECK_EQ(pool_audit(busy.pool), 0);
+        CHECK_EQ(pool_destroy(busy.pool), 0);
     }
     without_membarrier = false;
 }
