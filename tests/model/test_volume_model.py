@@ -12,7 +12,7 @@ import pytest
 from tests.model.volume_model import Action, Config, Rules, Violation, VolumeModel
 
 RARE = {"kill", "lose_power", "fail", "fail_mark", "fail_fence"}
-HONEST = Config(objects=2, pages=2, failures=True)
+HONEST = Config(objects=2, pages=2, failures=True, folds=True)
 ATTACKED = replace(HONEST, attacker=True)
 
 
@@ -176,6 +176,7 @@ def test_all_longer_histories(config: Config, prefix: tuple[Action, ...]) -> Non
         "fence",
         "read_device",
         "tag_at_start",
+        "fold_barrier",
         "pins",
         "hold_until_mark",
         "hold_captured",
@@ -185,7 +186,8 @@ def test_all_longer_histories(config: Config, prefix: tuple[Action, ...]) -> Non
     ],
 )
 def test_every_rule_is_needed(rule: str) -> None:
-    assert explore_seeds(broken(rule), Config(failures=rule == "read_device"), range(10_000))
+    config = Config(failures=rule == "read_device", folds=rule == "fold_barrier")
+    assert explore_seeds(broken(rule), config, range(10_000))
 
 
 @pytest.mark.parametrize("rule", ["reserve_epoch", "state_first"])
@@ -200,6 +202,7 @@ def test_rule_is_needed_against_an_attacker(rule: str) -> None:
     [
         ("fence", FRESH, "capture_group, kill, mount, lose_power, mount"),
         ("read_device", CRASHED, "fail_fence, mount, lose_power, mount"),
+        ("fold_barrier", FRESH, "capture_group, lose_power, mount"),
         ("pins", FRESH, "start 1, finish 1, start 1, kill, mount"),
         ("keep_in_flight", ACTIVE, "start_solo 1, capture_group, finish 1, kill, mount"),
         ("solo_waits", ACTIVE, "capture_group, start_solo 1, finish 1, kill, mount"),
@@ -209,7 +212,7 @@ def test_rule_is_needed_against_an_attacker(rule: str) -> None:
 def test_shortest_history_of_a_broken_rule(
     rule: str, prefix: tuple[Action, ...], history: str
 ) -> None:
-    config = Config(failures=rule == "read_device")
+    config = Config(failures=rule == "read_device", folds=rule == "fold_barrier")
     found, _ = explore_breadth_first(broken(rule), config, prefix, 5)
     assert found
     tail = replace(found, history=found.history[len(prefix) :])

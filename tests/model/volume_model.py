@@ -50,11 +50,13 @@ class Rules:
     """The protocol; a test sets one field to False in order to break that rule."""
 
     fence: bool = True
-    """fdatasync an object before reading it in recovery, so that what is adopted is durable."""
+    """Recovery makes an object durable before it reads roots that no row names exactly."""
     read_device: bool = True
     """Recovery reads the device: the cache shows pages of a failed barrier that are not there."""
     tag_at_start: bool = True
     """Slots of a commit are not rewritten in place from its start on, rather than from its end."""
+    fold_barrier: bool = True
+    """A commit without a delta makes all else durable before its root, for a group or not."""
     pins: bool = True
     """A root slot that a durable or captured mark names exactly is not written."""
     hold_until_mark: bool = True
@@ -81,6 +83,7 @@ class Config:
     pages: int = 1
     root_slots: int = 3
     failures: bool = False
+    folds: bool = False
     attacker: bool = False
 
 
@@ -95,7 +98,10 @@ class Root:
     table: tuple[tuple[int, int, int], ...]
     """(page, data slot, token) of each page."""
     delta: tuple[tuple[int, int], ...]
-    """(data slot, token) of each write that this commit made: what recovery has to verify."""
+    """(data slot, token) of each write that this commit made: what recovery has to verify.
+
+    Empty after a fold: the tree holds the entries, and nobody verifies a whole tree at a mount.
+    """
     rows: tuple[Row, ...] = ()
     """In object 0: the row of object 1, 2, ..."""
 
@@ -226,11 +232,15 @@ class ObjectModel:
 
     # Recovery
 
-    def read_roots(self) -> list[Root]:
-        """Prepare an unclean file for adoption; return its authentic roots, newest first."""
-        if self.rules.fence:
+    def read_roots(self, *, exact: bool = False) -> list[Root]:
+        """Return the authentic roots of an unclean file, newest first.
+
+        A root that is named exactly was durable when it was named; any other one has to be made
+        so before it is adopted.
+        """
+        if self.rules.fence and not exact:
             self.disk.barrier()
-        if self.rules.read_device:
+        if self.rules.read_device and not exact:
             self.disk.drop_cache()
         roots = [value for value in self.disk.view().values() if isinstance(value, Root)]
         self.counter = max([root.counter for root in roots], default=0)
@@ -284,11 +294,11 @@ class ObjectModel:
         taken = pinned | {self.committed.slot}
         return next((s for s in range(self.config.root_slots) if s not in taken), None)
 
-    def start(self, slot: int, epoch: int, rows: tuple[Row, ...] = ()) -> Root:
+    def start(self, slot: int, epoch: int, rows: tuple[Row, ...] = (), *, fold: bool) -> Root:
         """Freeze the pages and write a root; the caller owes it a barrier."""
         self.counter += 1
         table = tuple((page, slot, token) for page, (slot, token) in sorted(self.table.items()))
-        delta = tuple(sorted(self.fresh.items()))
+        delta = () if fold else tuple(sorted(self.fresh.items()))
         root = Root(self._token(), slot, epoch, self.counter, table, delta, rows)
         self.disk.write((ROOT, slot), root)
         self.in_flight = root
@@ -302,7 +312,7 @@ class ObjectModel:
         self.disk.barrier()
         self.committed, self.in_flight, self.solo = self.in_flight, None, False
         if not self.rules.tag_at_start:
-            frozen = dict(self.committed.delta)
+            frozen = {slot: token for _, slot, token in self.committed.table}
             self.fresh = {s: token for s, token in self.fresh.items() if frozen.get(s) != token}
         return self.committed
 
@@ -380,7 +390,7 @@ class VolumeModel:
         for number in (*self.numbers, META):
             o = self.objects[number]
             o.write(0, 0)
-            root = o.start(0, 1, rows if number == META else ())
+            root = o.start(0, 1, rows if number == META else (), fold=False)
             o.finish()
             rows += (Row(root),)
             self.ledger.line[number] = [root]
@@ -392,7 +402,7 @@ class VolumeModel:
 
     def copy(self, chooser: Chooser) -> VolumeModel:
         """Return an independent copy that asks another chooser."""
-        other = object.__new__(VolumeModel)
+        other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.chooser = chooser
         other.objects = {number: o.copy() for number, o in self.objects.items()}
@@ -523,7 +533,15 @@ class VolumeModel:
             self.waits[f"{kind} waits, mark {'in flight' if self.captured else 'needed'}"] += 1
             return
         o.solo = solo
-        self.ledger.line[number].append(o.start(slot, self.epoch))
+        fold = self._fold(o)
+        self.ledger.line[number].append(o.start(slot, self.epoch, fold=fold))
+
+    def _fold(self, o: ObjectModel) -> bool:
+        """Decide whether the commit folds its delta into the tree; if so, it takes two barriers."""
+        fold = self.config.folds and self.chooser.pick(2) == 1
+        if fold and (o.solo or self.rules.fold_barrier):
+            o.disk.barrier()
+        return fold
 
     def finish(self, number: int) -> None:
         """Complete an object's barrier; a solo commit is acknowledged."""
@@ -570,7 +588,7 @@ class VolumeModel:
         meta.write(0, self.meta_root.counter)
         slot = meta.free_root_slot(set())
         assert slot is not None
-        root = meta.start(slot, self.epoch, rows)
+        root = meta.start(slot, self.epoch, rows, fold=self._fold(meta))
         self.ledger.line[META].append(root)
         self.mark = Mark(root, first)
 
@@ -659,7 +677,8 @@ class VolumeModel:
     def _open(self, number: int, row: Row) -> Row:
         """Adopt what the row allows. An unreadable object keeps its row: it may be mended."""
         o = self.objects[number]
-        roots = [root for root in o.read_roots() if self._allows(row, root) and o.verifies(root)]
+        roots = o.read_roots(exact=row.active_epoch is None)
+        roots = [root for root in roots if self._allows(row, root) and o.verifies(root)]
         if not roots:
             self._unreadable(number)
             return row
