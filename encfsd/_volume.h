@@ -14,7 +14,7 @@ struct volume;
 
 struct volume_options {
     int src_fd;                         /* directory; the volume duplicates it */
-    int state_fd;                       /* open state record file (two 512-byte slots, docs/format-keys.md), or -1 with read_only */
+    int state_fd;                       /* open state record file (two slots of 4096 bytes, docs/format-keys.md), or -1 with read_only */
     uint8_t volume_id[ID_SIZE];
     uint8_t p[KEY_SIZE];                /* the volume's pseudo-random key; copied into locked memory, wipe it afterwards */
     bool read_only;                     /* writes nothing at all, not even an epoch */
