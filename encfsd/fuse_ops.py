@@ -4,7 +4,7 @@ Each handler fills in one request, runs it and hands back what pyfuse3 wants. Wh
 decided by the kernel (default_permissions), everything else by the volume.
 
 File and directory handles are inode numbers: an open file is kept by the kernel's reference to its
-inode, so opening and closing need no call.
+inode. Only that there are writers is told to the volume; a handle of one has the top bit set.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
@@ -39,6 +40,10 @@ from encfsd.requests import Requests, new_buffer
 # Seconds. Nobody else changes the volume, so what the kernel knows stays true; a finite time only
 # because there must be one.
 TIMEOUT = 3600
+
+_WRITER = 1 << 63  # in a file handle; inode numbers are smaller
+_INODE = _WRITER - 1
+_ACCESS_ACL = b"system.posix_acl_access"
 
 _TARGET_MAX = 4096
 _XATTR_MAX = 65536
@@ -262,13 +267,13 @@ class Operations(pyfuse3.Operations):
         parent_inode: InodeT,
         name: FileNameT,
         mode: ModeT,
-        flags: FlagT,  # noqa: ARG002
+        flags: FlagT,
         ctx: RequestContext,
     ) -> tuple[FileInfo, EntryAttributes]:
         """Create a regular file and open it. The kernel holds the directory, so it cannot exist."""
         regular = ModeT(stat.S_IFREG | stat.S_IMODE(mode))
         entry = await self._create(lib.REQ_MKNOD, parent_inode, name, regular, ctx)
-        return FileInfo(fh=FileHandleT(entry.st_ino), keep_cache=True), entry
+        return self._opened(entry.st_ino, flags), entry
 
     async def _create(
         self,
@@ -361,17 +366,24 @@ class Operations(pyfuse3.Operations):
     async def open(
         self,
         inode: InodeT,
-        flags: FlagT,  # noqa: ARG002
+        flags: FlagT,
         ctx: RequestContext,  # noqa: ARG002
     ) -> FileInfo:
         """Open a file. O_TRUNC arrives as `setattr`, the cache stays valid: nobody else writes."""
-        return FileInfo(fh=FileHandleT(inode), keep_cache=True)
+        return self._opened(inode, flags)
+
+    def _opened(self, inode: int, flags: int) -> FileInfo:
+        handle = inode
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            handle |= _WRITER
+            self._requests.note_writer(inode, 1)
+        return FileInfo(fh=FileHandleT(handle), keep_cache=True)
 
     @_handler
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Return up to `size` bytes; fewer only at the end of the file."""
         buffer = new_buffer("char[]", size)
-        request = self._requests.new(lib.REQ_READ, fh)
+        request = self._requests.new(lib.REQ_READ, fh & _INODE)
         request.offset = off
         request.buffer = buffer
         request.size = size
@@ -383,7 +395,7 @@ class Operations(pyfuse3.Operations):
     @_handler
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Write all of `buf`."""
-        request = self._requests.new(lib.REQ_WRITE, fh)
+        request = self._requests.new(lib.REQ_WRITE, fh & _INODE)
         request.offset = off
         request.buffer = ffi.cast("void *", ffi.from_buffer(buf))
         request.size = len(buf)
@@ -398,11 +410,13 @@ class Operations(pyfuse3.Operations):
     @_handler
     async def release(self, fh: FileHandleT) -> None:
         """Close a file."""
+        if fh & _WRITER:
+            self._requests.note_writer(fh & _INODE, -1)
 
     @_handler
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         """Return when a file is durable."""
-        request = self._requests.new(lib.REQ_FSYNC, fh)
+        request = self._requests.new(lib.REQ_FSYNC, fh & _INODE)
         request.flags = int(datasync)
         await self._do(request)
 
@@ -496,13 +510,27 @@ class Operations(pyfuse3.Operations):
         self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext
     ) -> None:
         """Create or replace an attribute. pyfuse3 has checked XATTR_CREATE and XATTR_REPLACE."""
+        keeps_setgid = name == _ACCESS_ACL and await self._may_keep_setgid(inode, ctx)
         request = self._requests.new(lib.REQ_SETXATTR, inode)
+        request.valid = int(keeps_setgid)
         request.name = ffi.from_buffer(name)
         request.name_len = len(name)
         request.buffer = ffi.cast("void *", ffi.from_buffer(value))
         request.size = len(value)
         _set_caller(request, ctx)
         await self._do(request)
+
+    async def _may_keep_setgid(self, inode: InodeT, ctx: RequestContext) -> bool:
+        """Say whether the caller is root or in the group of a file; no, if it cannot be known."""
+        if ctx.uid == 0:
+            return True
+        entry = await self._attributes(self._requests.new(lib.REQ_GETATTR, inode))
+        if entry.st_gid == ctx.gid:
+            return True
+        try:
+            return entry.st_gid in pyfuse3.get_sup_groups(ctx.pid)
+        except (OSError, RuntimeError):
+            return False
 
     @_handler
     async def getxattr(

@@ -51,7 +51,7 @@ class Requests:
     async def run(self, request: Any) -> int:
         """Carry out a request; return its result, a negative errno for a failure.
 
-        The caller keeps whatever the request points to alive. Never raises, cannot be cancelled.
+        The caller keeps whatever the request points to alive. Cannot be cancelled.
         """
         ticket = next(self._tickets)
         request.ticket = ticket
@@ -69,6 +69,10 @@ class Requests:
     def forget(self, ino: int, lookups: int) -> None:
         """Tell the volume that the kernel has dropped `lookups` references to an inode."""
         lib.request_forget(self._volume, ino, lookups)
+
+    def note_writer(self, ino: int, change: int) -> None:
+        """Tell the volume of an open (1) or closed (-1) file that may be written through."""
+        lib.request_note_writer(self._volume, ino, change)
 
     async def serve(self) -> None:
         """Wake tasks whose requests are answered; runs until cancelled, after the last request."""

@@ -1,0 +1,543 @@
+"""The command line: arguments in, one function a command, EncfsdError out.
+
+`main` is the only place that turns an error into a message and an exit code. `mount` imports the
+daemon late, so that the other commands start without trio and pyfuse3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from encfsd import keys, mounting, options, process, secrets_input, state, volume, volume_header
+from encfsd.control import Client
+from encfsd.errors import (
+    DamagedContents,
+    EncfsdError,
+    Exit,
+    KeySlotRefused,
+    NotMounted,
+    UsageError,
+    VolumeInUse,
+    printable,
+)
+from encfsd.keys import Secret, SecretKind, SlotType, VolumeKey
+from encfsd.options import MountSettings, VolumeSettings
+from encfsd.progress import Progress
+from encfsd.source import Source
+from encfsd.stats import table
+from encfsd.volume_header import Header
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+_log = logging.getLogger(__name__)
+
+Command = Callable[[argparse.Namespace], int]
+
+
+# ---- secrets and settings ----
+
+
+def _secret(args: argparse.Namespace, prompt: str, *, twice: bool = False) -> Secret:
+    """Return the secret that the options name, or ask for one."""
+    if args.key_file is not None:
+        return secrets_input.from_key_file(args.key_file)
+    if args.passphrase_file is not None:
+        return secrets_input.from_passphrase_file(args.passphrase_file)
+    return secrets_input.from_terminal(prompt, twice=twice)
+
+
+def _new_secret(args: argparse.Namespace) -> Secret:
+    if args.new_key_file is not None:
+        return secrets_input.from_key_file(args.new_key_file)
+    if args.new_passphrase_file is not None:
+        return secrets_input.from_passphrase_file(args.new_passphrase_file)
+    return secrets_input.from_terminal("New passphrase", twice=True)
+
+
+def _slot_type(secret: Secret) -> SlotType:
+    return SlotType.PASSPHRASE if secret.kind is SecretKind.PASSPHRASE else SlotType.KEY_FILE
+
+
+def _volume_settings(args: argparse.Namespace) -> VolumeSettings:
+    """Return the settings of a command that opens a volume."""
+    pinned = getattr(args, "volume_id", None)
+    accepted = getattr(args, "accept_root", None)
+    return VolumeSettings(
+        source=args.source,
+        state_dir=Path(args.state_dir) if args.state_dir else state.default_directory(),
+        volume_id=options.parse_hex(pinned, 16, "--volume-id") if pinned else None,
+        trust_first=getattr(args, "trust_first", False),
+        accept_root=options.parse_hex(accepted, 32, "--accept-root") if accepted else None,
+        crypto=args.crypto,
+    )
+
+
+def _prepare(args: argparse.Namespace) -> str:
+    """Make this process fit for secrets; return what was chosen to seal with."""
+    process.protect_secrets()
+    keys.self_test()
+    return volume.setup_crypto(args.crypto)
+
+
+# ---- commands ----
+
+
+def _init(args: argparse.Namespace) -> int:
+    _prepare(args)
+    with _secret(args, "New passphrase", twice=True) as secret:
+        header = volume.create(_volume_settings(args), secret, _slot_type(secret))
+    print(f"created volume {header.volume_id.hex()} in {printable(args.source)}")
+    return 0
+
+
+def _mount(args: argparse.Namespace) -> int:
+    import trio  # noqa: PLC0415
+
+    from encfsd.daemon import Daemon  # noqa: PLC0415
+    from encfsd.systemd import Notifier  # noqa: PLC0415
+
+    settings = MountSettings(
+        volume=_volume_settings(args),
+        mount_point=mounting.resolve(args.mount_point),
+        free_list=options.free_list_size(args.free_list),
+        flags=options.parse_mount_flags(args.options, root=os.geteuid() == 0),
+        log_file=args.log_file,
+    )
+    # What needs no secret is checked first, and where the user sees it.
+    mounting.check_mount_point(settings.mount_point)
+    with Source(settings.volume.source) as source:
+        volume.read_headers(source, settings.volume)
+    process.protect_secrets()
+    secret = _secret(args, "Passphrase")
+    settings = _absolute(settings)
+    report: process.Report = process.report_nothing
+    if not args.foreground:
+        outcome = process.go_to_background()
+        if isinstance(outcome, int):
+            secret.data.wipe()
+            return outcome
+        report = outcome
+    try:
+        with secret, Source(settings.volume.source) as source:
+            process.log_to(settings.log_file, background=not args.foreground)
+            process.raise_descriptor_limit()
+            _log.info("%s", _prepare(args))
+            read_only = settings.flags.read_only
+            source.lock(read_only=read_only, wait=volume.CLOSING_SECONDS)
+            failure = trio.run(Daemon(settings, report, Notifier()).run, source, secret)
+    except EncfsdError as error:
+        failure = error
+    if failure is None:
+        return 0
+    report(failure)
+    raise failure
+
+
+def _absolute(settings: MountSettings) -> MountSettings:
+    """Make paths independent of the working directory, which a daemon leaves."""
+    inner = replace(
+        settings.volume,
+        source=os.path.abspath(settings.volume.source),
+        state_dir=settings.volume.state_dir.absolute(),
+    )
+    log_file = os.path.abspath(settings.log_file) if settings.log_file else None
+    return replace(settings, volume=inner, log_file=log_file)
+
+
+def _umount(args: argparse.Namespace) -> int:
+    point = mounting.resolve(args.mount_point)
+    entry = mounting.mounted_at(point)
+    if entry is not None and entry.type != mounting.TYPE:
+        raise NotMounted(point, f"what is mounted there is {entry.type}")
+    deadline = time.monotonic() + args.timeout
+    try:
+        client = Client(point)
+    except NotMounted:
+        if entry is None:
+            raise
+        mounting.unmount(point, lazy=True)  # a dead mount: nobody is left to wait for
+        return 0
+    with client:
+        client.send("wait")
+        if entry is not None:
+            mounting.unmount(point)
+        try:
+            answer = client.receive(max(0.1, deadline - time.monotonic()))
+        except TimeoutError:
+            raise VolumeInUse(point, "unmounted, but the daemon is still working") from None
+        if not client.wait_for_exit(deadline - time.monotonic()):
+            raise VolumeInUse(point, "unmounted, but the daemon has not ended")
+    if answer is None:
+        print(f"encfsd: {printable(point)}: the daemon died before it was done", file=sys.stderr)
+        return Exit.INTERNAL
+    if answer["exit_code"]:
+        print(f"encfsd: {answer['message']}", file=sys.stderr)
+    return int(answer["exit_code"])
+
+
+def _stats(args: argparse.Namespace) -> int:
+    point = mounting.resolve(args.mount_point)
+    if mounting.mounted_at(point) is None:
+        raise NotMounted(point)
+    with Client(point) as client:
+        client.send("stats")
+        answer = client.receive(args.timeout)
+    if answer is None or "error" in answer:
+        raise NotMounted(point, "it is being unmounted")
+    print(json.dumps(answer, indent=2) if args.json else table(answer))
+    return 0
+
+
+def _info(args: argparse.Namespace) -> int:
+    with Source(args.source) as source:
+        copies = volume_header.read_copies(source.fd, source.path)
+        in_use = False
+        try:
+            source.lock(read_only=True)
+        except VolumeInUse:
+            in_use = True
+    header = copies.newest_first()[0]
+    print(f"volume id          {header.volume_id.hex()}")
+    print(f"format             {volume_header.VERSION}")
+    print(f"header generation  {header.generation}")
+    print(f"in use             {'yes' if in_use else 'no'}")
+    _print_slots(header)
+    for problem in copies.problems.values():
+        print(f"warning: {problem}", file=sys.stderr)
+    return 0
+
+
+def _print_slots(header: Header) -> None:
+    for index, slot in sorted(header.slots.items()):
+        kind = slot.type.name.lower().replace("_", " ")
+        cost = ""
+        if slot.type is SlotType.PASSPHRASE:
+            cost = f", Argon2id {slot.kdf.memory_kib >> 10} MiB, {slot.kdf.passes} passes"
+        print(f"key slot {index:<10}{kind}{cost}")
+
+
+def _verify(args: argparse.Namespace) -> int:
+    _prepare(args)
+    settings = _volume_settings(args)
+    damages = 0
+
+    def report(damage: volume.Damage) -> None:
+        nonlocal damages
+        damages += 1
+        progress.clear()
+        print(f"damaged: {printable(damage.path)}: {damage.extent()}")
+
+    with Source(args.source) as source, _secret(args, "Passphrase") as secret:
+        source.lock(read_only=True, wait=volume.CLOSING_SECONDS)
+        with (
+            volume.unlocked(source, settings, secret, read_only=True) as it,
+            Progress(sys.stderr, "verify") as progress,
+        ):
+            sound = volume.verify(it.volume, progress.update, report)
+    if not sound:
+        raise DamagedContents(args.source, f"{damages} damaged parts")
+    print(f"{printable(args.source)}: sound")
+    return 0
+
+
+def _key_list(args: argparse.Namespace) -> int:
+    with Source(args.source) as source:
+        _print_slots(volume_header.read_copies(source.fd, source.path).newest_first()[0])
+    return 0
+
+
+def _key_add(args: argparse.Namespace) -> int:
+    _prepare(args)
+    with _secret(args, "Passphrase") as old, _new_secret(args) as new:
+
+        def change(header: Header, key: VolumeKey, generation: int) -> Header:
+            return volume_header.add_slot(header, key, new, _slot_type(new), generation)
+
+        before = _slots_of(args.source)
+        header = volume.change_header(_volume_settings(args), old, change)
+    added = ", ".join(str(index) for index in sorted(set(header.slots) - before))
+    print(f"added key slot {added}")
+    return 0
+
+
+def _slots_of(path: str) -> set[int]:
+    with Source(path) as source:
+        return set(volume_header.read_copies(source.fd, path).newest_first()[0].slots)
+
+
+def _key_remove(args: argparse.Namespace) -> int:
+    _prepare(args)
+    with _secret(args, "Passphrase") as secret:
+
+        def change(header: Header, key: VolumeKey, generation: int) -> Header:
+            return volume_header.remove_slot(header, key, args.slot, generation)
+
+        volume.change_header(_volume_settings(args), secret, change)
+    print(f"removed key slot {args.slot}")
+    return 0
+
+
+def _passwd(args: argparse.Namespace) -> int:
+    _prepare(args)
+    with _secret(args, "Current passphrase") as old, _new_secret(args) as new:
+        if new.kind is not SecretKind.PASSPHRASE:
+            raise KeySlotRefused("passwd", "the new secret is no passphrase: use 'encfsd key add'")
+
+        def change(header: Header, key: VolumeKey, generation: int) -> Header:
+            return volume_header.change_passphrase(header, key, key.slot, new, generation)
+
+        volume.change_header(_volume_settings(args), old, change)
+    print("passphrase changed")
+    print("an old copy of the volume still opens with the old passphrase", file=sys.stderr)
+    return 0
+
+
+# ---- arguments ----
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a bad command line like any other error."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UsageError(self.prog, message)
+
+
+def _add_secret_options(parser: argparse.ArgumentParser, prefix: str = "") -> None:
+    which = "new " if prefix else ""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        f"--{prefix}passphrase-file",
+        metavar="FILE",
+        help=f"read the {which}passphrase from FILE instead of the terminal",
+    )
+    group.add_argument(f"--{prefix}key-file", metavar="FILE", help=f"use the {which}key file FILE")
+
+
+def _add_volume_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SRC", help="the directory that holds the volume")
+    parser.add_argument(
+        "--state-dir",
+        metavar="DIR",
+        help="where this machine remembers volumes (root: /var/lib/encfsd, others: "
+        "~/.local/state/encfsd)",
+    )
+    parser.add_argument(
+        "--crypto",
+        choices=options.CRYPTO_BACKENDS,
+        default="auto",
+        help="what to seal with (default: the fastest that passes its tests)",
+    )
+
+
+def _add_trust_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--volume-id", metavar="ID", help="refuse any other volume")
+    parser.add_argument(
+        "--trust-first",
+        action="store_true",
+        help="believe what is found if this machine knows nothing of the volume yet",
+    )
+    parser.add_argument(
+        "--accept-root", metavar="ID", help="believe exactly this root, whatever is remembered"
+    )
+
+
+def _add_mount_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("mount_point", metavar="MNT", help="an empty directory")
+    parser.add_argument(
+        "--free-list",
+        metavar="SIZE",
+        default=options.DEFAULT_FREE_LIST,
+        help="memory preallocated for nodes: 8G, 512M, 25%%; 0 turns it off (default: 5%%)",
+    )
+    parser.add_argument(
+        "-o",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="OPTION[,...]",
+        help="ro, noatime, relatime, allow_other, noexec; for root also suid, dev",
+    )
+    parser.add_argument(
+        "-f", "--foreground", action="store_true", help="stay in the foreground, log to stderr"
+    )
+    parser.add_argument("--log-file", metavar="FILE", help="append the log to FILE")
+
+
+def _command(
+    commands: argparse._SubParsersAction[_Parser],
+    name: str,
+    run: Command,
+    summary: str,
+    examples: str,
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = _Parser(
+        prog="encfsd",
+        description="An encrypted, authenticated file system in a directory.",
+        epilog="examples:\n"
+        "  encfsd init /srv/vault\n"
+        "  encfsd mount --free-list=2G /srv/vault /mnt\n"
+        "  encfsd umount /mnt\n\n"
+        "'encfsd COMMAND --help' tells more; encfsd(1) lists the exit codes.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+
+    init = _command(
+        commands,
+        "init",
+        _init,
+        "create a volume in an empty or new directory",
+        "encfsd init /srv/vault\nencfsd init --key-file=/root/vault.key /srv/vault",
+    )
+    _add_volume_options(init)
+    _add_secret_options(init)
+
+    mount = _command(
+        commands,
+        "mount",
+        _mount,
+        "mount a volume; returns when it can be used",
+        "encfsd mount /srv/vault /mnt\n"
+        "encfsd mount --free-list=8G -o noatime,allow_other /srv/vault /mnt\n"
+        "encfsd mount -f -o ro --passphrase-file=pass /backup/vault /mnt",
+    )
+    _add_volume_options(mount)
+    _add_mount_options(mount)
+    _add_secret_options(mount)
+    _add_trust_options(mount)
+
+    umount = _command(
+        commands,
+        "umount",
+        _umount,
+        "unmount; returns when all is durable and the daemon gone",
+        "encfsd umount /mnt\nencfsd umount --timeout=600 /mnt",
+    )
+    umount.add_argument("mount_point", metavar="MNT")
+    umount.add_argument(
+        "--timeout",
+        type=float,
+        default=90.0,
+        metavar="SECONDS",
+        help="how long to wait for the daemon (default: 90)",
+    )
+
+    stats = _command(
+        commands,
+        "stats",
+        _stats,
+        "print the counters of a mount",
+        "encfsd stats /mnt\nencfsd stats --json /mnt | jq .pool.tree.misses",
+    )
+    stats.add_argument("mount_point", metavar="MNT")
+    stats.add_argument("--json", action="store_true", help="print JSON")
+    stats.set_defaults(timeout=10.0)
+
+    info = _command(
+        commands,
+        "info",
+        _info,
+        "print what can be known without a secret",
+        "encfsd info /srv/vault",
+    )
+    info.add_argument("source", metavar="SRC")
+
+    verify = _command(
+        commands,
+        "verify",
+        _verify,
+        "read and authenticate everything; exit code 0 means sound, 60 damaged",
+        "encfsd verify /srv/vault\nencfsd verify --passphrase-file=pass /backup/vault",
+    )
+    _add_volume_options(verify)
+    _add_secret_options(verify)
+    _add_trust_options(verify)
+
+    _add_key_commands(commands)
+
+    passwd = _command(
+        commands,
+        "passwd",
+        _passwd,
+        "change the passphrase",
+        "encfsd passwd /srv/vault",
+    )
+    _add_volume_options(passwd)
+    _add_secret_options(passwd)
+    _add_secret_options(passwd, "new-")
+    return parser
+
+
+def _add_key_commands(commands: argparse._SubParsersAction[_Parser]) -> None:
+    key = commands.add_parser("key", help="list, add and remove what opens a volume")
+    verbs = key.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
+    listing = _command(verbs, "list", _key_list, "list the key slots", "encfsd key list /srv/vault")
+    listing.add_argument("source", metavar="SRC")
+    add = _command(
+        verbs,
+        "add",
+        _key_add,
+        "let another passphrase or key file open the volume",
+        "encfsd key add /srv/vault\nencfsd key add --new-key-file=vault.key /srv/vault",
+    )
+    _add_volume_options(add)
+    _add_secret_options(add)
+    _add_secret_options(add, "new-")
+    remove = _command(
+        verbs,
+        "remove",
+        _key_remove,
+        "remove a key slot",
+        "encfsd key list /srv/vault\nencfsd key remove /srv/vault 1",
+    )
+    _add_volume_options(remove)
+    remove.add_argument("slot", metavar="SLOT", type=int)
+    _add_secret_options(remove)
+
+
+# ---- the one place for errors ----
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    process.log_to(None, background=False)
+    try:
+        args = make_parser().parse_args(arguments)
+        code: int = args.run(args)
+    except EncfsdError as error:
+        # A daemon in the background has reported already; its stderr is /dev/null by now.
+        print(f"encfsd: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

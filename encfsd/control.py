@@ -1,0 +1,219 @@
+"""The control socket of a running mount: what its daemon is asked, and by whom.
+
+One JSON object a line, one answer a question. Commands: ``stats``, and ``wait``, which is answered
+when the volume is closed, with the exit code of the daemon. The socket lies in a directory of mode
+0700 and its peer must be the same user or root; the client checks the server likewise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import select
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import trio
+
+from encfsd.errors import EncfsdError, NoPermission, NotMounted
+from encfsd.mounting import MountEntry, mounted_at
+
+_PEER = struct.Struct("iII")  # struct ucred
+_MAX_LINE = 4096
+_ANSWER_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+
+def run_directory(uid: int) -> Path:
+    """Return where the sockets of a user's mounts are."""
+    if uid == 0:
+        return Path("/run/encfsd")
+    base = os.environ.get("XDG_RUNTIME_DIR", "") if uid == os.geteuid() else ""
+    return (Path(base) if base.startswith("/") else Path(f"/run/user/{uid}")) / "encfsd"
+
+
+def socket_path(point: str, uid: int) -> Path:
+    """Return the socket of the mount at `point`. A digest, because socket paths are short."""
+    name = hashlib.sha256(os.fsencode(point)).hexdigest()[:32]
+    return run_directory(uid) / f"{name}.sock"
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return (pid, uid) of the other end."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, uid, _ = _PEER.unpack(raw)
+    return pid, uid
+
+
+# The daemon's side
+
+
+def listen(point: str) -> socket.socket:
+    """Return a listening socket for the mount at `point`; raise NoPermission."""
+    path = socket_path(point, os.geteuid())
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.parent.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise NoPermission(path.parent, "it is not a directory of this user")
+        if found.st_mode & 0o077:
+            raise NoPermission(path.parent, "others may enter it")
+        path.unlink(missing_ok=True)  # the mount point was free, so nobody listens there
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        server.bind(str(path))
+        server.listen()
+    except OSError as error:
+        raise NoPermission(path, error.strerror or str(error)) from None
+    return server
+
+
+class Server:
+    """Answers on the control socket until it is cancelled. A context manager that removes it."""
+
+    def __init__(self, point: str, stats: Callable[[], Json]) -> None:
+        """`stats` returns the answer to the command of this name."""
+        self._socket = listen(point)
+        self._path = socket_path(point, os.geteuid())
+        self._stats = stats
+        self._ended = trio.Event()
+        self._end: Json = {}
+        self._waiting = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def refuse_stats(self) -> None:
+        """Call before the volume is closed: there is nothing to count any more."""
+        self._stats = lambda: {"error": "the volume is being closed"}
+
+    async def end(self, failure: EncfsdError | None) -> None:
+        """Answer everybody who waits."""
+        code = 0 if failure is None else int(failure.exit_code)
+        self._end = {"exit_code": code, "message": "" if failure is None else str(failure)}
+        self._ended.set()
+        with trio.move_on_after(_ANSWER_SECONDS):
+            while self._waiting:  # noqa: ASYNC110  once, at the very end
+                await trio.sleep(_ANSWER_SECONDS / 100)
+
+    async def serve(self, nursery: trio.Nursery) -> None:
+        """Accept connections; each is served by a task in `nursery`."""
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._socket))
+        while True:
+            nursery.start_soon(self._talk, await listener.accept())
+
+    async def _talk(self, stream: trio.SocketStream) -> None:
+        raw = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        _, uid, _ = _PEER.unpack(raw)
+        async with stream:
+            if uid not in (0, os.geteuid()):
+                return
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                received = bytearray()
+                async for data in stream:
+                    received += data
+                    while b"\n" in received:
+                        line, _, received = received.partition(b"\n")
+                        self._waiting += 1
+                        try:
+                            answer = await self._answer(bytes(line))
+                            await stream.send_all(json.dumps(answer).encode() + b"\n")
+                        finally:
+                            self._waiting -= 1
+                    if len(received) > _MAX_LINE:
+                        return
+
+    async def _answer(self, line: bytes) -> Json:
+        try:
+            command = json.loads(line)["command"]
+        except (ValueError, KeyError, TypeError):
+            return {"error": "not a command"}
+        if command == "stats":
+            return self._stats()
+        if command == "wait":
+            await self._ended.wait()
+            return self._end
+        return {"error": "unknown command"}
+
+
+# The commands' side
+
+
+class Client:
+    """A connection to the daemon of one mount; a context manager that closes it. Blocks."""
+
+    def __init__(self, point: str) -> None:
+        """Connect; NotMounted if there is no daemon of ours for this mount point."""
+        entry = mounted_at(point)
+        # The socket outlives the mount while the daemon finishes: then it can only be our own.
+        self._socket = _connect(point, entry, os.geteuid() if entry is None else entry.user)
+        self._file = self._socket.makefile("rb")
+        self._pidfd = os.pidfd_open(_peer(self._socket)[0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        self._socket.close()
+        os.close(self._pidfd)
+
+    def send(self, command: str) -> None:
+        """Ask; the answer comes with `receive`."""
+        self._socket.sendall(json.dumps({"command": command}).encode() + b"\n")
+
+    def receive(self, timeout: float | None = None) -> Json | None:
+        """Return the next answer, or None if the daemon has gone; TimeoutError after `timeout`."""
+        self._socket.settimeout(timeout)
+        try:
+            line = self._file.readline()
+        except ConnectionError:
+            return None
+        if not line.endswith(b"\n"):
+            return None
+        answer: Json = json.loads(line)
+        return answer
+
+    def wait_for_exit(self, timeout: float) -> bool:
+        """Wait until the daemon's process is gone, at most `timeout` seconds."""
+        return bool(select.select([self._pidfd], [], [], max(0.0, timeout))[0])
+
+
+def _connect(point: str, entry: MountEntry | None, uid: int) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    problem = "no daemon answers for what is mounted there" if entry else ""
+    try:
+        connection.connect(str(socket_path(point, uid)))
+        if _peer(connection)[1] == uid:
+            return connection
+        problem = "its control socket belongs to somebody else"
+    except PermissionError:
+        connection.close()
+        raise NoPermission(point, "the mount belongs to another user") from None
+    except (FileNotFoundError, ConnectionRefusedError):
+        pass
+    connection.close()
+    raise NotMounted(point, problem)

@@ -1,0 +1,292 @@
+"""One mount from unlocking to the last commit: a trio program around pyfuse3.
+
+    open the volume -> mount -> transport -> pyfuse3 on the transport's socket -> serve
+    -> unmounted (by anybody, or by us after a signal) -> close the volume -> exit code
+
+Whatever blocks runs in a worker thread; requests never do (see requests.py). Serving ends when the
+transport reports that the kernel has ended the connection. Only a program that keeps files open
+after a signal is cut off: then pyfuse3's loop is ended first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pyfuse3
+import trio
+from outcome import Outcome
+from outcome import acapture as outcome_of
+
+from encfsd import control, mounting, process, stats, volume
+from encfsd.errors import (
+    EncfsdError,
+    InternalError,
+    NoFuseDevice,
+    NotMounted,
+    VolumeInUse,
+    from_oserror,
+)
+from encfsd.fuse_ops import Operations
+from encfsd.keys import Secret
+from encfsd.native import check, ffi, lib
+from encfsd.options import MountSettings
+from encfsd.process import Report
+from encfsd.requests import Requests
+from encfsd.source import Source
+from encfsd.systemd import Notifier
+from encfsd.volume import Volume
+
+# Handlers at a time. Many may sleep in fsync while the WRITEs that they wait for must be served.
+_MIN_TASKS, _MAX_TASKS = 8, 1000
+_GRACE_SECONDS = 5.0  # for programs with open files, once the mount is out of the tree
+_LOG_SECONDS = 1.0
+_EXTEND_SECONDS = 30.0
+_SWITCH_SECONDS = 0.0005  # a busy worker thread must not hold up requests for Python's 5 ms
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class _Transport:
+    """The native transport of one mount."""
+
+    def __init__(self, fuse_fd: int) -> None:
+        """Take over `fuse_fd`."""
+        handle, session = ffi.new("struct transport **"), ffi.new("int *")
+        check(lib.transport_start(handle, fuse_fd, session))
+        self._handle = handle[0]
+        self.session_fd = int(session[0])
+        self.done_fd = int(lib.transport_done_fd(self._handle))
+        self.fuse_fd = int(lib.transport_fuse_fd(self._handle))
+
+    def negotiated(self) -> Any:
+        """Return the struct transport_init."""
+        init = ffi.new("struct transport_init *")
+        lib.transport_init_info(self._handle, init)
+        return init
+
+    def stop(self) -> None:
+        """End the threads; a connection that is still there is aborted."""
+        lib.transport_stop(self._handle)
+
+
+def _log_lines(opened: Volume) -> None:
+    """Pass on what the data plane has to say. Never while the volume is being closed."""
+    for line in opened.log_lines():
+        _log.info("%s", line)
+
+
+class Daemon:
+    """Serves one mount."""
+
+    def __init__(self, settings: MountSettings, report: Report, notifier: Notifier) -> None:
+        """`report` is called once: when the mount is usable, or with what prevents it."""
+        self._settings = settings
+        self._point = settings.mount_point
+        self._report = report
+        self._notifier = notifier
+        self._failure: EncfsdError | None = None
+
+    async def run(self, source: Source, secret: Secret) -> EncfsdError | None:
+        """Open the volume in the locked `source`, serve until unmounted, close; return what failed.
+
+        Raises EncfsdError if the volume cannot be opened.
+        """
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        process.promise_to_flush()
+        self._notifier.status("Unlocking the volume")
+        opened = await self._in_thread(functools.partial(self._open, source, secret))
+        try:
+            server = control.Server(self._point, functools.partial(stats.collect, opened.handle))
+        except EncfsdError as error:
+            self._fail(error)
+            await self._close(opened)
+            return self._failure
+        with server:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(server.serve, nursery)
+                if self._notifier.watchdog_seconds is not None:
+                    nursery.start_soon(self._give_signs_of_life, self._notifier.watchdog_seconds)
+                await self._mount_and_serve(opened)
+                server.refuse_stats()
+                await self._close(opened)
+                await server.end(self._failure)
+                nursery.cancel_scope.cancel()
+        return self._failure
+
+    def _fail(self, error: EncfsdError) -> None:
+        """Keep the first thing that went wrong."""
+        _log.error("%s", error)
+        self._failure = self._failure or error
+
+    # ---- the volume ----
+
+    def _open(self, source: Source, secret: Secret) -> Volume:
+        settings = self._settings
+        with secret:
+            opened = volume.open_to_serve(
+                source,
+                settings.volume,
+                secret,
+                read_only=settings.flags.read_only,
+                free_list=settings.free_list,
+            )
+        if opened.recovered or opened.orphans:
+            _log.info(
+                "recovered after an unclean stop: %d files adopted, %d orphans removed",
+                opened.recovered,
+                opened.orphans,
+            )
+        return opened
+
+    async def _close(self, opened: Volume) -> None:
+        self._notifier.stopping("Making the last changes durable")
+        _log_lines(opened)
+        counters = stats.collect(opened.handle)
+        try:
+            await self._in_thread(opened.close)
+        except EncfsdError as error:
+            self._fail(error)
+        else:
+            _log.info("unmounted, everything is durable; %s", stats.summary(counters))
+
+    async def _in_thread(self, function: Callable[[], _T]) -> _T:
+        """Run something long in a thread; keep the service manager patient meanwhile."""
+        outcome: Outcome[_T]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._extend)
+            # Caught, because a nursery would wrap what escapes from it.
+            outcome = await outcome_of(trio.to_thread.run_sync, function)
+            nursery.cancel_scope.cancel()
+        return outcome.unwrap()
+
+    async def _extend(self) -> None:
+        while True:
+            self._notifier.extend_timeout(_EXTEND_SECONDS)
+            await trio.sleep(_EXTEND_SECONDS / 3)
+
+    # ---- the mount ----
+
+    async def _mount_and_serve(self, opened: Volume) -> None:
+        """Return when nothing is mounted any more; failures are kept by `_fail`."""
+        settings = self._settings
+        mount = functools.partial(
+            mounting.mount, settings.volume.source, self._point, settings.flags
+        )
+        try:
+            fuse_fd = await trio.to_thread.run_sync(mount)
+        except EncfsdError as error:
+            self._fail(error)
+            return
+        try:
+            transport = _Transport(fuse_fd)
+            lib.volume_set_notify_fd(opened.handle, transport.fuse_fd)
+            try:
+                await self._serve(opened, transport)
+            finally:
+                lib.volume_set_notify_fd(opened.handle, -1)
+                transport.stop()
+        except Exception as error:  # noqa: BLE001  whatever it is, the volume must be closed
+            _log.debug("serving failed", exc_info=error)
+            self._fail(InternalError("event loop", type(error).__name__))
+        with contextlib.suppress(EncfsdError):
+            if mounting.mounted_at(self._point) is not None:
+                await trio.to_thread.run_sync(
+                    functools.partial(mounting.unmount, self._point, lazy=True)
+                )
+
+    async def _serve(self, opened: Volume, transport: _Transport) -> None:
+        requests = Requests(opened.handle)
+        # libfuse closes the descriptor that it is given.
+        session = f"/dev/fd/{os.dup(transport.session_fd)}"
+        pyfuse3.init(Operations(requests), session, {"fsname=encfsd"})
+        try:
+            # Two nurseries: sleeping handlers cannot be cancelled, so what wakes them ends last.
+            async with trio.open_nursery() as outer:
+                outer.start_soon(requests.serve)
+                async with trio.open_nursery() as inner:
+                    inner.start_soon(self._end_with, transport)
+                    inner.start_soon(self._unmount_on_signal)
+                    inner.start_soon(self._announce, transport)
+                    inner.start_soon(self._pass_on_log, opened)
+                    await pyfuse3.main(min_tasks=_MIN_TASKS, max_tasks=_MAX_TASKS)
+                    inner.cancel_scope.cancel()
+                outer.cancel_scope.cancel()
+        finally:
+            pyfuse3.close(unmount=False)
+
+    async def _end_with(self, transport: _Transport) -> None:
+        await trio.lowlevel.wait_readable(transport.done_fd)
+        pyfuse3.terminate()
+
+    async def _announce(self, transport: _Transport) -> None:
+        """Report readiness when the mount answers, not before."""
+        try:
+            await trio.to_thread.run_sync(os.statvfs, self._point, abandon_on_cancel=True)
+        except OSError as error:
+            init = transport.negotiated()
+            if init.max_write == 0:
+                version = f"{init.kernel_major}.{init.kernel_minor}"
+                old = f"its FUSE protocol {version} is too old: Linux 6.1 or newer is needed"
+                self._fail(NoFuseDevice("kernel", old))
+            else:
+                self._fail(from_oserror(self._point, error))
+            pyfuse3.terminate()
+            return
+        init = transport.negotiated()
+        refused = mounting.tune(self._point)
+        _log.info(
+            "mounted: FUSE %d.%d, flags %#x, writes of up to %d KiB%s",
+            init.kernel_major,
+            init.kernel_minor,
+            init.reply_flags,
+            init.max_write >> 10,
+            f"; not permitted to set {', '.join(refused)}" if refused else "",
+        )
+        self._notifier.ready("Mounted")
+        self._report(None)
+
+    async def _unmount_on_signal(self) -> None:
+        """Unmount at the first signal; at a second one cut off programs with open files."""
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with trio.open_nursery() as nursery:
+                await anext(signals)
+                self._notifier.stopping("Unmounting")
+                nursery.start_soon(self._unmount)
+                await anext(signals)
+                pyfuse3.terminate()
+
+    async def _unmount(self) -> None:
+        unmount = functools.partial(mounting.unmount, self._point)
+        try:
+            await self._in_thread(unmount)
+        except NotMounted:
+            pass
+        except VolumeInUse:
+            _log.warning("files on the mount are still open: writing them back, then cutting off")
+            await trio.to_thread.run_sync(mounting.write_back, self._point)
+            with contextlib.suppress(EncfsdError):
+                await trio.to_thread.run_sync(functools.partial(unmount, lazy=True))
+            await trio.sleep(_GRACE_SECONDS)
+            pyfuse3.terminate()
+        except EncfsdError as error:
+            _log.error("cannot unmount: %s", error)
+
+    # ---- beside it ----
+
+    async def _pass_on_log(self, opened: Volume) -> None:
+        while True:
+            _log_lines(opened)
+            await trio.sleep(_LOG_SECONDS)
+
+    async def _give_signs_of_life(self, seconds: float) -> None:
+        while True:
+            self._notifier.alive()
+            await trio.sleep(seconds)

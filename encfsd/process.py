@@ -1,0 +1,130 @@
+"""What a process does to itself: hygiene before secrets, logging, and going into the background."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import logging.handlers
+import os
+import resource
+import sys
+from collections.abc import Callable
+
+from encfsd.errors import EncfsdError, Exit, NoPermission
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_IO_FLUSHER = 57
+_SYSLOG = "/dev/log"
+
+
+def protect_secrets() -> None:
+    """Leave no core dump and let nobody of the same user look in; call before reading a secret."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def promise_to_flush() -> None:
+    """Tell the kernel that it may need this thread to free memory; fails without privilege."""
+    ctypes.CDLL(None).prctl(_PR_SET_IO_FLUSHER, 1, 0, 0, 0)
+
+
+def raise_descriptor_limit() -> None:
+    """Allow as many open files as there may be: each file in use needs one in `src`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+# Logging
+
+
+class _JournalFormatter(logging.Formatter):
+    """Prefixes each line with its priority, as sd-daemon(3) describes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = {"WARNING": 4, "ERROR": 3, "CRITICAL": 2}.get(record.levelname, 6)
+        return f"<{priority}>{super().format(record)}"
+
+
+def log_to(log_file: str | None, *, background: bool) -> None:
+    """Send log lines to `log_file`, else to the journal in the background, else to stderr."""
+    handler: logging.Handler
+    formatter = logging.Formatter("encfsd: %(message)s")
+    if log_file is not None:
+        try:
+            fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise NoPermission(log_file, error.strerror or str(error)) from None
+        handler = logging.StreamHandler(os.fdopen(fd, "w"))
+        formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    elif background and os.path.exists(_SYSLOG):
+        handler = logging.handlers.SysLogHandler(
+            _SYSLOG, facility=logging.handlers.SysLogHandler.LOG_DAEMON
+        )
+        formatter = logging.Formatter("encfsd[%(process)d]: %(message)s")
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        if "JOURNAL_STREAM" in os.environ:
+            formatter = _JournalFormatter("%(message)s")
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+# Background
+
+Report = Callable[[EncfsdError | None], None]
+
+
+def report_nothing(error: EncfsdError | None) -> None:
+    """Be the report of a process in the foreground."""
+
+
+def go_to_background() -> Report | int:
+    """Fork a daemon; call before any thread exists and before the volume is unlocked.
+
+    In the daemon, return a function to call with None when the mount is usable, or with the error
+    that prevents it; later calls do nothing. In the parent, wait for the call, print an error,
+    return an exit code.
+    """
+    read_end, write_end = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child != 0:
+        os.close(write_end)
+        os.waitpid(child, 0)
+        return _wait_for_report(read_end)
+    os.close(read_end)
+    os.setsid()
+    if os.fork() != 0:
+        os._exit(0)
+    os.chdir("/")
+
+    reported = False
+
+    def report(error: EncfsdError | None) -> None:
+        nonlocal reported
+        if reported:
+            return
+        reported = True
+        outcome = {} if error is None else {"code": error.exit_code, "message": str(error)}
+        os.write(write_end, json.dumps(outcome).encode())
+        os.close(write_end)
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(null, standard)
+        os.close(null)
+
+    return report
+
+
+def _wait_for_report(read_end: int) -> int:
+    with os.fdopen(read_end, "rb") as pipe:
+        raw = pipe.read()
+    if not raw:
+        print("encfsd: the daemon ended unexpectedly; see the log", file=sys.stderr)  # noqa: T201
+        return Exit.INTERNAL
+    outcome = json.loads(raw)
+    if outcome:
+        print(f"encfsd: {outcome['message']}", file=sys.stderr)  # noqa: T201
+    return int(outcome.get("code", 0))

@@ -1,0 +1,132 @@
+"""The backing directory: found safe, and locked for as long as somebody uses the volume in it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from types import TracebackType
+from typing import Self
+
+from encfsd.errors import (
+    BackingGone,
+    BackingInsecure,
+    NoPermission,
+    NotAVolume,
+    VolumeExists,
+    VolumeInUse,
+    from_oserror,
+)
+from encfsd.private_files import UnsafeFileError, open_private
+
+LOCK = "lock"
+_POLL_SECONDS = 0.1
+
+
+class Source:
+    """An open backing directory; a context manager that unlocks and closes it.
+
+    `path` is what the user called it, for messages; `fd` is the directory.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open `path`. Raises BackingGone, BackingInsecure or NoPermission."""
+        self.path = path
+        self._lock: int | None = None
+        try:
+            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            # A symbolic link is a "not a directory" to O_DIRECTORY.
+            if os.path.islink(path):
+                raise BackingInsecure(path, "it is a symbolic link") from None
+            if error.errno == errno.ENOTDIR:
+                raise NotAVolume(path, "not a directory") from None
+            raise from_oserror(path, error) from None
+        try:
+            self._refuse_unsafe()
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def _refuse_unsafe(self) -> None:
+        found = os.fstat(self.fd)
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise BackingInsecure(self.path, f"its mode is {stat.S_IMODE(found.st_mode):04o}")
+        if os.geteuid() not in (0, found.st_uid):
+            raise NoPermission(self.path, f"it belongs to user {found.st_uid}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up the lock and the directory."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        os.close(self.fd)
+
+    def lock(self, *, read_only: bool, wait: float = 0.0) -> None:
+        """Keep other users of the volume out, or with `read_only` only those that write.
+
+        Waits at most `wait` seconds for one that is just ending, then raises VolumeInUse. Writes
+        nothing: `create_lock` has made the file. A snapshot may lack it; nobody else uses that.
+        """
+        try:
+            fd = open_private(self.fd, LOCK, os.O_RDONLY)
+        except FileNotFoundError:
+            if read_only:
+                return
+            raise BackingGone(os.path.join(self.path, LOCK)) from None
+        except UnsafeFileError as error:
+            raise BackingInsecure(os.path.join(self.path, LOCK), str(error)) from None
+        except OSError as error:
+            raise from_oserror(os.path.join(self.path, LOCK), error) from error
+        kind = fcntl.LOCK_SH if read_only else fcntl.LOCK_EX
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    os.close(fd)
+                    raise VolumeInUse(self.path) from None
+                time.sleep(_POLL_SECONDS)
+            else:
+                self._lock = fd
+                return
+
+    def create_lock(self) -> None:
+        """Make the lock file of a new volume."""
+        flags = os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            os.close(os.open(LOCK, flags, 0o600, dir_fd=self.fd))
+        except OSError as error:
+            raise from_oserror(os.path.join(self.path, LOCK), error) from error
+
+
+def create(path: str) -> Source:
+    """Open an empty directory for a new volume; it is made, with mode 0700, if it is missing.
+
+    Raises VolumeExists if anything is in it, and what `Source` raises.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise from_oserror(path, error) from None
+    source = Source(path)
+    if os.listdir(source.fd):
+        source.close()
+        raise VolumeExists(path)
+    return source

@@ -1,0 +1,442 @@
+"""One volume from the control plane's side: create, unlock and open, verify, change its keys.
+
+Order of an opening: the header is read without a secret; the secret unlocks it; the trusted record
+says which root is the newest this machine knows; object 0 is opened and says which headers count.
+All functions block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import logging
+import os
+import struct
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from encfsd import source as backing
+from encfsd import state, volume_header
+from encfsd.errors import (
+    BackingFailed,
+    DamagedContents,
+    EncfsdError,
+    ForkedFromRecord,
+    FreeListTooLarge,
+    InternalError,
+    MemoryNotLocked,
+    NoRecord,
+    OlderThanRecord,
+    StateUnusable,
+    UsageError,
+    VolumeInUse,
+    WrongVolume,
+    from_oserror,
+)
+from encfsd.keys import Secret, SlotType, VolumeKey
+from encfsd.native import ffi, lib
+from encfsd.options import VolumeSettings
+from encfsd.private_files import UnsafeFileError, open_private
+from encfsd.source import Source
+from encfsd.state import Record, RootId
+from encfsd.volume_header import Copies, Header, HeaderId
+
+IO_THREADS = 8  # cold random reads need this many
+BARRIER_THREADS = 4
+GROUP_INTERVAL_MS = 5000
+DIRTY_LIMIT = 256 << 20
+CLOSING_SECONDS = 10.0  # how long a mount waits for another one that is ending
+
+_ACCEPTED = "headers"
+_HEADER_ID = struct.Struct("<Q32s")
+_MESSAGE_SIZE = 512
+_WHOLE = 2**64 - 1  # bytes, as volume_verify reports a file that cannot be opened at all
+_log = logging.getLogger(__name__)
+
+
+def setup_crypto(backend: str) -> str:
+    """Choose and test the sealing backend of this process; return a line for the log.
+
+    Call once, before any thread. Raises UsageError if the wanted one cannot be used here.
+    """
+    wanted = {
+        "auto": lib.SEAL_AUTO,
+        "openssl": lib.SEAL_OPENSSL,
+        "ipsec-mb": lib.SEAL_IPSEC_MB,
+    }[backend]
+    reason = ffi.new("char[]", _MESSAGE_SIZE)
+    result = lib.seal_setup(wanted, reason, _MESSAGE_SIZE)
+    line: str = ffi.string(reason).decode(errors="replace")
+    if result == -errno.ENOTSUP:
+        raise UsageError(f"--crypto={backend}", line)
+    if result < 0:
+        raise InternalError(f"--crypto={backend}", line)
+    return line
+
+
+def pack_headers(headers: Collection[HeaderId]) -> bytes:
+    """Return the value in object 0 that says which headers count."""
+    return b"".join(_HEADER_ID.pack(*header) for header in sorted(headers))
+
+
+def unpack_headers(value: bytes) -> list[HeaderId]:
+    """Undo `pack_headers`; InternalError if it is not such a value."""
+    if not value or len(value) % _HEADER_ID.size:
+        raise InternalError("metadata", "the list of accepted headers is malformed")
+    return [HeaderId(*fields) for fields in _HEADER_ID.iter_unpack(value)]
+
+
+class Volume:
+    """An open volume: a struct volume *, and what was found when it was opened."""
+
+    def __init__(self, handle: Any, found: Any) -> None:
+        self.handle = handle
+        self.recovered = int(found.recovered_objects)
+        self.orphans = int(found.orphans)
+        self.root = _root_id(found.root)
+
+    def accepted_headers(self) -> list[HeaderId]:
+        """Return which headers the metadata accepts."""
+        size = 16 * _HEADER_ID.size
+        value, used = ffi.new("uint8_t[]", size), ffi.new("size_t *")
+        _check("metadata", lib.volume_get_value(self.handle, _ACCEPTED.encode(), value, size, used))
+        return unpack_headers(bytes(ffi.buffer(value, used[0])))
+
+    def accept_headers(self, headers: Collection[HeaderId]) -> None:
+        """Make durable which headers the metadata accepts."""
+        value = pack_headers(headers)
+        result = lib.volume_set_value(self.handle, _ACCEPTED.encode(), value, len(value))
+        _check("metadata", result)
+
+    def log_lines(self) -> Iterator[str]:
+        """Take the waiting log lines of the data plane."""
+        line = ffi.new("char[]", _MESSAGE_SIZE)
+        while lib.volume_next_log_line(self.handle, line, _MESSAGE_SIZE):
+            yield ffi.string(line).decode(errors="replace")
+
+    def detach(self) -> Volume:
+        """Return another owner of this volume; `close` of this one does nothing then."""
+        other = copy.copy(self)
+        self.handle = ffi.NULL
+        return other
+
+    def close(self) -> None:
+        """Make everything durable and free the volume; raise what the last commit met."""
+        handle, self.handle = self.handle, ffi.NULL
+        if handle != ffi.NULL:
+            _check("last commit", lib.volume_close(handle))
+
+
+def _check(thing: str, result: int) -> None:
+    if result < 0:
+        raise from_oserror(thing, OSError(-result, os.strerror(-result)))
+
+
+def _root_id(record: Any) -> RootId:
+    return RootId(int(record.epoch), int(record.counter), bytes(ffi.buffer(record.salt)))
+
+
+def _set_record(record: Any, root: RootId) -> None:
+    record.epoch, record.counter = root.epoch, root.counter
+    ffi.buffer(record.salt)[:] = root.salt
+
+
+# Create
+
+
+def create(settings: VolumeSettings, secret: Secret, kind: SlotType) -> Header:
+    """Create a volume in an empty or missing directory, and this machine's first record of it."""
+    with backing.create(settings.source) as source:
+        state_fd = state.open_directory(settings.state_dir)
+        try:
+            source.create_lock()
+            source.lock(read_only=False)
+            header, key = volume_header.create(secret, kind)
+            with key:
+                volume_header.write_first(source.fd, source.path, header)
+                root = _create_object_0(source, key)
+                record = Record(1, root, header.id, clean=True)
+                state.create(state_fd, key, record)
+                opening = _Opening(source, key, state_fd, read_only=False, free_list=0)
+                volume = opening.open(record)
+                try:
+                    volume.accept_headers({header.id})
+                finally:
+                    volume.close()
+            if state.on_same_device(state_fd, source.fd):
+                _warn_same_device(settings)
+        finally:
+            os.close(state_fd)
+    return header
+
+
+def _warn_same_device(settings: VolumeSettings) -> None:
+    _log.warning(
+        "%s lies on the same device as the volume: whoever rolls back that device is not noticed",
+        settings.state_dir,
+    )
+
+
+def _create_object_0(source: Source, key: VolumeKey) -> RootId:
+    options = _options(source, key, read_only=False, free_list=0)
+    record = ffi.new("struct object_record *")
+    result = lib.volume_create(options, os.geteuid(), os.getegid(), record)
+    _wipe_options(options)
+    _refuse_unlocked_memory(result)
+    _check(source.path, result)
+    return _root_id(record)
+
+
+# Open
+
+
+def _options(source: Source, key: VolumeKey, *, read_only: bool, free_list: int) -> Any:
+    options = ffi.new("struct volume_options *")
+    options.src_fd = source.fd
+    options.state_fd = -1
+    ffi.buffer(options.volume_id)[:] = key.volume_id
+    ffi.buffer(options.p)[:] = key.prk
+    options.read_only = read_only
+    options.free_list_bytes = free_list
+    options.io_threads = IO_THREADS
+    options.barrier_threads = BARRIER_THREADS
+    options.group_interval_ms = GROUP_INTERVAL_MS
+    options.dirty_limit_bytes = DIRTY_LIMIT
+    return options
+
+
+def _wipe_options(options: Any) -> None:
+    ffi.buffer(options.p)[:] = bytes(len(options.p))
+
+
+def _refuse_unlocked_memory(result: int) -> None:
+    if result == -errno.EPERM:
+        raise MemoryNotLocked("keys")
+
+
+@dataclass
+class _Opening:
+    """The steps from an unlocked key to an open volume."""
+
+    source: Source
+    key: VolumeKey
+    state_fd: int  # the trusted directory
+    read_only: bool
+    free_list: int
+
+    def open(self, record: Record | None, accept_root: bytes | None = None) -> Volume:
+        """Open the volume, against `record` if there is one."""
+        options = _options(
+            self.source, self.key, read_only=self.read_only, free_list=self.free_list
+        )
+        if record is not None:
+            options.have_state = True
+            options.state_clean = record.clean
+            _set_record(options.state, record.root)
+        if accept_root is not None:
+            options.accept_root = True
+            ffi.buffer(options.accept_salt)[:] = accept_root
+        with self._state_file(options):
+            handle, found = ffi.new("struct volume **"), ffi.new("struct volume_found *")
+            message = ffi.new("char[]", _MESSAGE_SIZE)
+            result = lib.volume_open(handle, options, found, message, _MESSAGE_SIZE)
+        _wipe_options(options)
+        if result < 0:
+            text = ffi.string(message).decode(errors="replace")
+            raise self._refusal(result, found, record, text)
+        return Volume(handle[0], found)
+
+    @contextlib.contextmanager
+    def _state_file(self, options: Any) -> Iterator[None]:
+        if self.read_only:
+            yield
+            return
+        try:
+            name = state.file_name(self.key.volume_id)
+            fd = open_private(self.state_fd, name, os.O_RDWR)
+        except (OSError, UnsafeFileError) as error:
+            raise StateUnusable(name, str(error)) from None
+        try:
+            options.state_fd = fd
+            yield
+        finally:
+            os.close(fd)
+
+    def _refusal(self, result: int, found: Any, record: Record | None, text: str) -> EncfsdError:
+        where = self.source.path
+        if result == -errno.ESTALE and record is not None:
+            root = _root_id(found.root)
+            kind = OlderThanRecord if found.older else ForkedFromRecord
+            return kind(where, str(record.root), str(root), root.salt)
+        if result == -errno.EBADMSG:
+            return DamagedContents(where, text)
+        if result == -errno.EUSERS:
+            return VolumeInUse(where, text)
+        if result == -errno.EPERM:
+            return MemoryNotLocked("keys")
+        if result == -errno.ENOMEM and self.free_list:
+            return FreeListTooLarge("--free-list", text)
+        error = from_oserror(where, OSError(-result, os.strerror(-result)))
+        return BackingFailed(where, text) if isinstance(error, BackingFailed) else error
+
+    def open_fresh(self, settings: VolumeSettings) -> Volume:
+        """Open what may be believed: by this machine's record, or by what the operator says."""
+        record = state.read(self.state_fd, self.key)
+        if record is not None and settings.accept_root is None:
+            return self.open(record)
+        accepted = self._look(settings.accept_root, record)
+        if settings.accept_root is None and not settings.trust_first:
+            raise NoRecord(self.source.path, accepted.root.salt)
+        if not self.read_only:
+            state.create(self.state_fd, self.key, accepted)
+        # The old record, if any, still says which epochs have been used.
+        return self.open(record or accepted, settings.accept_root)
+
+    def _look(self, accept_root: bytes | None, record: Record | None) -> Record:
+        """Open the volume without writing anything; return a record of the root found."""
+        looking = _Opening(self.source, self.key, self.state_fd, read_only=True, free_list=0)
+        volume = looking.open(None, accept_root)
+        try:
+            header = max(volume.accepted_headers())
+        finally:
+            volume.close()
+        sequence = record.sequence + 1 if record is not None else 1
+        return Record(sequence, volume.root, header, clean=False)
+
+
+@dataclass(frozen=True)
+class Unlocked:
+    """An open volume and what opened it."""
+
+    volume: Volume
+    header: Header
+    key: VolumeKey
+    copies: Copies
+
+
+def read_headers(source: Source, settings: VolumeSettings) -> Copies:
+    """Read the header copies, without a secret; WrongVolume if another volume was asked for."""
+    copies = volume_header.read_copies(source.fd, source.path)
+    wanted = settings.volume_id
+    for header in copies.newest_first():
+        if wanted is not None and header.volume_id != wanted:
+            raise WrongVolume(source.path, f"found {header.volume_id.hex()}")
+    return copies
+
+
+@contextlib.contextmanager
+def unlocked(
+    source: Source,
+    settings: VolumeSettings,
+    secret: Secret,
+    *,
+    read_only: bool,
+    free_list: int = 0,
+) -> Iterator[Unlocked]:
+    """Unlock and open the volume in a locked `source`; at the end wipe the key and close it.
+
+    A volume that was `detach`ed in the block stays open.
+    """
+    copies = read_headers(source, settings)
+    state_fd = state.open_directory(settings.state_dir)
+    opened: list[Volume] = []
+
+    def accepted(key: VolumeKey) -> list[HeaderId]:
+        opening = _Opening(source, key, state_fd, read_only, free_list)
+        opened.append(opening.open_fresh(settings))
+        return opened[0].accepted_headers()
+
+    try:
+        if not read_only and state.on_same_device(state_fd, source.fd):
+            _warn_same_device(settings)
+        header, key = volume_header.open_copies(copies, secret, accepted)
+        with key:
+            yield Unlocked(opened[0], header, key, copies)
+    finally:
+        os.close(state_fd)
+        for volume in opened:
+            volume.close()
+
+
+def open_to_serve(
+    source: Source, settings: VolumeSettings, secret: Secret, *, read_only: bool, free_list: int
+) -> Volume:
+    """Open a volume for a mount; the caller closes it."""
+    with unlocked(source, settings, secret, read_only=read_only, free_list=free_list) as it:
+        return it.volume.detach()
+
+
+# Verify
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A damaged part of one file. `path` as in the volume, bytes as they are stored there."""
+
+    path: bytes
+    offset: int
+    size: int
+
+    def extent(self) -> str:
+        """Say which bytes are lost."""
+        if self.size == _WHOLE:
+            return "the whole file"
+        return f"{self.size} bytes from {self.offset}"
+
+
+def verify(
+    volume: Volume, progress: Callable[[int, int], None], damaged: Callable[[Damage], None]
+) -> bool:
+    """Read and authenticate everything of a volume opened read-only; say whether it is sound."""
+    done = 0
+
+    @ffi.callback("void(void *, uint64_t, uint64_t)")  # type: ignore[untyped-decorator]
+    def on_progress(_: Any, nodes: int, total: int) -> None:
+        nonlocal done
+        done += nodes
+        progress(done, total)
+
+    @ffi.callback("void(void *, const char *, uint64_t, uint64_t)")  # type: ignore[untyped-decorator]
+    def on_damaged(_: Any, path: Any, offset: int, size: int) -> None:
+        damaged(Damage(ffi.string(path), offset, size))
+
+    stop = ffi.new("int *")
+    result = lib.volume_verify(volume.handle, on_progress, on_damaged, ffi.NULL, stop)
+    if result == -errno.EBADMSG:
+        return False
+    _check("verify", result)
+    return True
+
+
+# Keys
+
+Change = Callable[[Header, VolumeKey, int], Header]
+
+
+def change_header(settings: VolumeSettings, secret: Secret, change: Change) -> Header:
+    """Replace the header by what `change(header, key, next generation)` returns."""
+    with Source(settings.source) as source:
+        source.lock(read_only=False, wait=CLOSING_SECONDS)
+        remembered: list[HeaderId] = []
+        with unlocked(source, settings, secret, read_only=False) as it:
+            new = change(it.header, it.key, it.copies.next_generation(it.key))
+            accept = it.volume.accept_headers
+            volume_header.replace(it.copies, it.header, new, accept, remembered.append)
+            # The volume writes the record until it is closed, with the header it knew.
+            it.volume.close()
+            _remember(settings, it.key, remembered[0])
+    return new
+
+
+def _remember(settings: VolumeSettings, key: VolumeKey, header: HeaderId) -> None:
+    state_fd = state.open_directory(settings.state_dir)
+    try:
+        record = state.read(state_fd, key)
+        if record is None:
+            raise StateUnusable(settings.state_dir, "the record is gone")
+        newer = Record(record.sequence + 1, record.root, header, record.clean)
+        state.update(state_fd, key, newer)
+    finally:
+        os.close(state_fd)
