@@ -8,7 +8,8 @@
  *          clock hand                    `hand_lock`; walks the descriptors, offers nodes to evict()
  *
  * Whatever becomes free outside a magazine goes to the free list, and every take that finds its magazine empty is served
- * from there: so the reserve is enforced in one place. The two locks are never held together; evict() runs under hand_lock alone. */
+ * from there: so the reserve is enforced in one place. Lock order: hand_lock, lock; both are held only while evict(), which runs
+ * under hand_lock, gives other nodes back. */
 #include "_pool.h"
 #include "_pool_checks.h"
 
