@@ -161,8 +161,8 @@ int volume_create(const struct volume_options *options, uint32_t root_uid, uint3
 
 /* ---- opening ---- */
 
-/* The root slot of object 0 whose salt is `salt`. */
-static int find_root(struct volume *v, const uint8_t salt[SALT_SIZE], struct object_record *record)
+/* The root of object 0 whose salt is `salt`: its record, and the salt of the root that it was built on. */
+static int find_root(struct volume *v, const uint8_t salt[SALT_SIZE], struct object_record *record, uint8_t previous[SALT_SIZE])
 {
     struct root_slot slots[ROOT_SLOTS];
     struct root_plain plain;
@@ -178,6 +178,7 @@ static int find_root(struct volume *v, const uint8_t salt[SALT_SIZE], struct obj
             continue;
         *record = (struct object_record){.epoch = plain.epoch, .counter = plain.counter};
         memcpy(record->salt, salt, SALT_SIZE);
+        memcpy(previous, plain.previous, SALT_SIZE);
         return 0;
     }
     return rc ? rc : -EBADMSG;
@@ -186,10 +187,11 @@ static int find_root(struct volume *v, const uint8_t salt[SALT_SIZE], struct obj
 static int open_meta(struct volume *v, struct volume_found *found, char *message, size_t size)
 {
     const struct volume_options *o = &v->options;
-    int rc, order;
+    uint8_t previous[SALT_SIZE];
+    int rc;
 
     if (o->accept_root) {
-        rc = find_root(v, o->accept_salt, &found->root);
+        rc = find_root(v, o->accept_salt, &found->root, previous);
         if (!rc)
             rc = object_open(&v->meta, &v->env, META_ID, &found->root);
         if (!rc && !o->read_only)
@@ -199,14 +201,91 @@ static int open_meta(struct volume *v, struct volume_found *found, char *message
     rc = object_recover(&v->meta, &v->env, META_ID, NULL, 0, &found->root);
     if (rc)
         return fail(message, size, rc, "object 0 (the file \"meta\") has no intact root: %s", strerror(-rc));
-    if (!o->have_state)
+    return 0;
+}
+
+/* ---- freshness: roots that this volume is known to descend from ---- */
+
+enum { ANCESTORS_KEPT = 512 };                  /* two a mount at most: 16 KiB */
+static const char ANCESTORS[] = "ancestors";    /* value of object 0: salts, newest first */
+
+struct ancestors {
+    uint8_t salt[ANCESTORS_KEPT][SALT_SIZE];
+    size_t count;
+};
+
+static int load_ancestors(struct volume *v, struct ancestors *a)
+{
+    size_t len = 0;
+    int rc = ns_get_value(v->ns, ANCESTORS, a->salt, sizeof a->salt, &len);
+
+    a->count = rc ? 0 : len / SALT_SIZE;
+    return rc == -ENOENT ? 0 : rc;
+}
+
+static bool descends_from(const struct ancestors *a, const uint8_t salt[SALT_SIZE])
+{
+    for (size_t i = 0; i < a->count; i++)
+        if (memcmp(a->salt[i], salt, SALT_SIZE) == 0)
+            return true;
+    return false;
+}
+
+/* Each mount notes the root that it starts from, and the one that the machine remembered: so another machine that
+ * remembers either knows that it has not been forked away from. */
+static void add_ancestor(struct ancestors *a, const uint8_t salt[SALT_SIZE])
+{
+    if (descends_from(a, salt))
+        return;
+    if (a->count == ANCESTORS_KEPT)
+        a->count--;
+    memmove(a->salt[1], a->salt[0], a->count * SALT_SIZE);
+    memcpy(a->salt[0], salt, SALT_SIZE);
+    a->count++;
+}
+
+static int note_ancestors(struct volume *v, const struct volume_found *found)
+{
+    struct ancestors *a = calloc(1, sizeof *a);
+    int rc = a ? load_ancestors(v, a) : -ENOMEM;
+
+    if (!rc) {
+        if (v->options.have_state)
+            add_ancestor(a, v->options.state.salt);
+        add_ancestor(a, found->root.salt);
+        rc = ns_set_value(v->ns, ANCESTORS, a->salt, a->count * SALT_SIZE);
+    }
+    free(a);
+    return rc;
+}
+
+/* The root found must be the remembered one or descend from it. */
+static int check_freshness(struct volume *v, struct volume_found *found, char *message, size_t size)
+{
+    const struct object_record *state = &v->options.state;
+    int order = root_order(found->root.epoch, found->root.counter, state->epoch, state->counter), rc = 0;
+    struct object_record record;
+    uint8_t previous[SALT_SIZE];
+    struct ancestors *a;
+
+    if (!v->options.have_state || v->options.accept_root || memcmp(found->root.salt, state->salt, SALT_SIZE) == 0)
         return 0;
-    order = root_order(found->root.epoch, found->root.counter, o->state.epoch, o->state.counter);
     found->older = order < 0;
-    found->forked = order == 0 && memcmp(found->root.salt, o->state.salt, SALT_SIZE) != 0;
+    found->forked = order == 0;
+    if (order > 0) {
+        a = calloc(1, sizeof *a);
+        rc = a ? load_ancestors(v, a) : -ENOMEM;
+        if (!rc)
+            rc = find_root(v, found->root.salt, &record, previous);
+        if (!rc)
+            found->forked = memcmp(previous, state->salt, SALT_SIZE) != 0 && !descends_from(a, state->salt);
+        free(a);
+    }
+    if (rc)
+        return fail(message, size, rc, "the freshness of the volume cannot be checked: %s", strerror(-rc));
     if (found->older || found->forked)
-        return fail(message, size, -ESTALE, "the volume is %s than what this machine remembers",
-                    found->older ? "older" : "other");
+        return fail(message, size, -ESTALE, found->older ? "the volume is older than what this machine remembers"
+                    : "the volume does not descend from what this machine remembers");
     return 0;
 }
 
@@ -365,7 +444,7 @@ static int begin_epoch(struct volume *v, struct volume_found *found, bool clean,
     if (rc == -ENOSPC)
         rc = 0;                                 /* a full store can be mounted: files must be deleted somehow */
     if (!rc)
-        rc = ns_set_value(v->ns, "epoch", &v->env.epoch, sizeof v->env.epoch);
+        rc = note_ancestors(v, found);          /* a transaction, so that there is something to commit */
     if (!rc)
         rc = recover_objects(v, found);
     if (!rc)
@@ -410,6 +489,8 @@ int volume_open(struct volume **out, const struct volume_options *options, struc
     }
     if (!rc)
         rc = ns_open(&v->ns, v->meta, v->inodes, &events, options->read_only, METADATA_CACHE_BYTES, message, message_size);
+    if (!rc)
+        rc = check_freshness(v, found, message, message_size);
     if (!rc) {
         clean = options->have_state && options->state_clean &&
                 memcmp(options->state.salt, found->root.salt, SALT_SIZE) == 0;

@@ -43,7 +43,7 @@ def test_workload_and_remount(volume: Volume, tmp_path: Path, name: str) -> None
 @pytest.mark.parametrize("after", [3, 40])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_workload_survives_kill(volume: Volume, tmp_path: Path, name: str, after: int) -> None:
-    """After a kill -9 of the daemon the application's own recovery finds all that was acknowledged."""
+    """After kill -9 of the daemon the application recovers all that was acknowledged."""
     if name == "git" and after > STEPS["git"]:
         after = STEPS["git"] // 2
     log = tmp_path / "acknowledged"
