@@ -24,7 +24,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t contexts_key;              /* the calling thread's struct contexts */
 static bool contexts_key_valid;
 static EVP_CIPHER *ctr;                         /* fetched once: a fetch costs more than a batch of keys */
-static EVP_MAC *hmac;
+static EVP_MAC_CTX *hmac_sha256;                /* without a key, to be copied: finding the digest takes as long as the rest */
 
 /* OpenSSL's error queue is per thread and shared with whoever else uses the library (Python's ssl): leave nothing in it. */
 static int failed(int error)
@@ -42,11 +42,28 @@ static void contexts_free(void *p)
     free(c);
 }
 
+static EVP_MAC_CTX *new_hmac_sha256(void)
+{
+    const OSSL_PARAM params[] = {
+        OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, (char *)"SHA256", 0),
+        OSSL_PARAM_construct_end(),
+    };
+    EVP_MAC *mac = EVP_MAC_fetch(NULL, "HMAC", NULL);
+    EVP_MAC_CTX *c = mac ? EVP_MAC_CTX_new(mac) : NULL;
+
+    EVP_MAC_free(mac);                          /* the context holds it */
+    if (c && !EVP_MAC_CTX_set_params(c, params)) {
+        EVP_MAC_CTX_free(c);
+        return NULL;
+    }
+    return c;
+}
+
 static void set_up_once(void)
 {
     contexts_key_valid = pthread_key_create(&contexts_key, contexts_free) == 0;
     ctr = EVP_CIPHER_fetch(NULL, "AES-256-CTR", NULL);
-    hmac = EVP_MAC_fetch(NULL, "HMAC", NULL);
+    hmac_sha256 = new_hmac_sha256();
 }
 
 /* Returns NULL if memory is short. */
@@ -143,14 +160,9 @@ int openssl_keystream(const uint8_t seed[KEY_SIZE], void *out, size_t size)
 
 int openssl_hmac(const uint8_t key[KEY_SIZE], const struct iovec *parts, size_t n, uint8_t mac[32])
 {
-    const OSSL_PARAM params[] = {
-        OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, (char *)"SHA256", 0),
-        OSSL_PARAM_construct_end(),
-    };
-
     pthread_once(&once, set_up_once);
-    EVP_MAC_CTX *c = hmac ? EVP_MAC_CTX_new(hmac) : NULL;
-    bool ok = c && EVP_MAC_init(c, key, KEY_SIZE, params);
+    EVP_MAC_CTX *c = hmac_sha256 ? EVP_MAC_CTX_dup(hmac_sha256) : NULL;
+    bool ok = c && EVP_MAC_init(c, key, KEY_SIZE, NULL);
 
     for (size_t i = 0; ok && i < n; i++)
         ok = EVP_MAC_update(c, parts[i].iov_base, parts[i].iov_len);
