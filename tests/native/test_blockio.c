@@ -4,14 +4,17 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* The module is compiled into the test with system calls that are interrupted or stop half-way when told to. */
@@ -291,6 +294,34 @@ TEST(planted_directories_and_sockets_are_refused)
     CHECK_EQ(blockfile_open(&f, read_only, meta_id, false), -EUCLEAN);
     close(s);
     blockdir_close(read_only);
+    leave(&p);
+}
+
+/* Something mounted over "objects" is not part of the volume. */
+TEST(mounts_are_refused)
+{
+    struct place p = place();
+    char path[100];
+
+    blockfile_close(created(&p, file_id));
+    pid_t child = fork();
+    if (child == 0) {
+        snprintf(path, sizeof path, "%s/objects", p.path);
+        if (unshare(geteuid() == 0 ? CLONE_NEWNS : CLONE_NEWUSER | CLONE_NEWNS) != 0
+            || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 || mount(path, path, NULL, MS_BIND, NULL) != 0)
+            _exit(77);
+        struct blockdir *dir;                   /* opened anew: the old descriptor belongs to the old mounts */
+        struct blockfile *f;
+        _exit(blockdir_open(&dir, open(p.path, O_RDONLY | O_DIRECTORY), false) == 0
+              && blockfile_open(&f, dir, file_id, false) == -EXDEV ? 0 : 1);
+    }
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        fprintf(stderr, "mounts_are_refused: not tried, mounting is not permitted here\n");
+    else
+        CHECK_EQ(WEXITSTATUS(status), 0);
     leave(&p);
 }
 
