@@ -133,8 +133,8 @@ COMMITTED: tuple[Action, ...] = (*ACTIVE, ("write", 1, 0), ("start", 1), ("finis
 PIPELINED: tuple[Action, ...] = (*COMMITTED, ("capture_group",), ("write", 1, 0), ("start", 1))
 CRASHED: tuple[Action, ...] = (*ACTIVE, ("write", 1, 0), ("start_solo", 1), ("kill",))
 STARTS = pytest.mark.parametrize(
-    "prefix",
-    [FRESH, ACTIVE, PIPELINED, CRASHED],
+    ("prefix", "steps"),
+    [(FRESH, 5), (ACTIVE, 5), (PIPELINED, 4), (CRASHED, 6)],
     ids=["fresh", "active", "pipelined", "crashed"],
 )
 
@@ -146,8 +146,8 @@ def test_random_histories_keep_every_promise(config: Config, root_slots: int) ->
 
 
 @STARTS
-def test_all_short_histories_keep_every_promise(prefix: tuple[Action, ...]) -> None:
-    found, states = explore_breadth_first(Rules(), Config(failures=True), prefix, 5)
+def test_all_short_histories_keep_every_promise(prefix: tuple[Action, ...], steps: int) -> None:
+    found, states = explore_breadth_first(Rules(), Config(failures=True), prefix, steps)
     assert found is None
     assert states > 1000
 
@@ -162,11 +162,15 @@ def test_millions_of_random_histories(config: Config) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @STARTS
-@pytest.mark.parametrize("config", [Config(), Config(objects=2)], ids=["one", "two"])
-def test_all_longer_histories(config: Config, prefix: tuple[Action, ...]) -> None:
-    found, _ = explore_breadth_first(Rules(), config, prefix, 8 if config.objects == 1 else 6)
-    assert found is None
-    found, _ = explore_breadth_first(Rules(), replace(config, failures=True), prefix, 6)
+@pytest.mark.parametrize(
+    ("config", "more"),
+    [(Config(), 3), (Config(failures=True), 2), (Config(folds=True), 1), (Config(objects=2), 1)],
+    ids=["plain", "failures", "folds", "two objects"],
+)
+def test_all_longer_histories(
+    config: Config, more: int, prefix: tuple[Action, ...], steps: int
+) -> None:
+    found, _ = explore_breadth_first(Rules(), config, prefix, steps + more)
     assert found is None
 
 
@@ -223,7 +227,7 @@ def test_only_commits_for_groups_wait_for_a_root_slot() -> None:
     """Four slots never wait, three only while a mark is in flight, two may need a mark forced."""
     waits: dict[int, Counter[str]] = {slots: Counter() for slots in (2, 3, 4)}
     for slots, counter in waits.items():
-        explore_seeds(Rules(), replace(HONEST, root_slots=slots), range(600), counter)
+        explore_seeds(Rules(), replace(HONEST, root_slots=slots), range(400), counter)
         assert counter["solo commits"] > 100
     kinds = {slots: {name for name in waits[slots] if "waits" in name} for slots in waits}
     assert kinds == {

@@ -81,7 +81,7 @@ class Config:
 
     objects: int = 1
     pages: int = 1
-    root_slots: int = 3
+    root_slots: int = 4
     failures: bool = False
     folds: bool = False
     attacker: bool = False
