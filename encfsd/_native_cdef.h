@@ -1,4 +1,158 @@
-/* What Python may call, in plain C declarations for cffi: no directives but "#define NAME ...". */
+/* What Python may call, in plain C declarations for cffi: no directives but "#define NAME ...". The contracts stand in the
+ * headers named here; "...;" in a struct leaves out what Python has no use for. */
 
 /* 1 if this build can seal with intel-ipsec-mb, else 0. */
 #define ENCFSD_HAVE_IPSEC_MB ...
+
+/* ---- _inode.h, _namespace.h ---- */
+
+#define INLINE_MAX ...
+#define NAME_MAX_BYTES ...
+
+struct attr {
+    uint64_t ino, size, blocks;
+    uint32_t mode, nlink, uid, gid, rdev;
+    int64_t atime, mtime, ctime, btime;
+};
+
+struct ns_caller {
+    uint32_t uid, gid, umask;
+};
+
+enum ns_set { SET_MODE, SET_UID, SET_GID, SET_ATIME, SET_MTIME, SET_CTIME, SET_SIZE, ... };
+
+struct ns_dirent {
+    uint64_t cookie;
+    struct attr attr;
+    uint16_t name_len;
+    char name[...];
+};
+
+/* ---- _object.h, _format.h, _pool.h ---- */
+
+#define NODE_SIZE ...
+
+struct object_record {
+    uint64_t epoch, counter;
+    uint8_t salt[32];
+};
+
+struct pool_kind_stats {
+    uint64_t takes, gives, hits, misses, misses_live, evictions, in_use, high_water, bytes;
+};
+struct pool_stats {
+    uint64_t capacity, capacity_bytes, in_use, high_water;
+    struct pool_kind_stats kind[2];
+};
+
+/* ---- _seal.h ---- */
+
+enum seal_backend { SEAL_AUTO, SEAL_OPENSSL, SEAL_IPSEC_MB, ... };
+
+int seal_setup(enum seal_backend wanted, char *reason, size_t reason_size);
+const char *seal_backend_name(void);
+
+/* ---- _volume.h ---- */
+
+struct volume;
+
+struct volume_options {
+    int src_fd;
+    int state_fd;
+    uint8_t volume_id[16];
+    uint8_t p[32];
+    bool read_only;
+    uint64_t free_list_bytes;
+    uint32_t io_threads, barrier_threads;
+    uint32_t group_interval_ms;
+    uint64_t dirty_limit_bytes;
+    bool have_state;
+    bool state_clean;
+    struct object_record state;
+    bool accept_root;
+    uint8_t accept_salt[32];
+    ...;
+};
+
+struct volume_found {
+    struct object_record root;
+    bool older, forked;
+    uint64_t recovered_objects;
+    uint64_t orphans;
+    ...;
+};
+
+struct volume_stats {
+    struct pool_stats pool;
+    uint64_t dirty_bytes, inodes_in_core, groups, solo_commits, durable_mark, objects_committed, parked, requests;
+    bool read_only, failed;
+    ...;
+};
+
+int volume_create(const struct volume_options *options, uint32_t root_uid, uint32_t root_gid, struct object_record *record);
+int volume_open(struct volume **v, const struct volume_options *options, struct volume_found *found,
+                char *message, size_t message_size);
+int volume_close(struct volume *v);
+void volume_stats(struct volume *v, struct volume_stats *stats);
+int volume_verify(struct volume *v, void (*progress)(void *arg, uint64_t nodes, uint64_t total),
+                  void (*damaged)(void *arg, const char *path, uint64_t offset, uint64_t bytes), void *arg,
+                  const volatile int *stop);
+int volume_get_value(struct volume *v, const char *key, void *value, size_t size, size_t *len);
+int volume_set_value(struct volume *v, const char *key, const void *value, size_t len);
+bool volume_next_log_line(struct volume *v, char *line, size_t size);
+
+/* ---- _request.h ---- */
+
+enum request_op {
+    REQ_LOOKUP, REQ_GETATTR, REQ_SETATTR, REQ_MKNOD, REQ_MKDIR, REQ_SYMLINK, REQ_READLINK, REQ_LINK, REQ_UNLINK,
+    REQ_RMDIR, REQ_RENAME, REQ_READDIR, REQ_SETXATTR, REQ_GETXATTR, REQ_LISTXATTR, REQ_REMOVEXATTR, REQ_READ, REQ_WRITE,
+    REQ_FSYNC, REQ_FSYNCDIR, REQ_STATFS, ...
+};
+
+#define REQUEST_DONE ...
+#define REQUEST_PARKED ...
+
+struct request {
+    uint16_t op;
+    uint64_t ino;
+    const char *name;
+    size_t name_len;
+    uint64_t new_parent;
+    const char *new_name;
+    size_t new_name_len;
+    uint32_t mode, rdev, flags;
+    uint32_t valid;
+    uint64_t offset;
+    void *buffer;
+    size_t size;
+    struct ns_caller caller;
+    struct attr attr;
+    int64_t result;
+    uint64_t statfs_blocks, statfs_free, statfs_inodes;
+    uint64_t ticket;
+    ...;
+};
+
+int request_start(struct volume *v, struct request *request);
+int request_completion_fd(struct volume *v);
+struct request *request_next_completed(struct volume *v);
+void request_forget(struct volume *v, uint64_t ino, uint64_t lookups);
+void request_note_writer(struct volume *v, uint64_t ino, int change);
+void volume_set_notify_fd(struct volume *v, int fuse_fd);
+
+/* ---- _transport.h ---- */
+
+#define TRANSPORT_MAX_READ ...
+
+struct transport;
+
+struct transport_init {
+    uint32_t kernel_major, kernel_minor, max_write, max_readahead;
+    uint64_t kernel_flags, reply_flags;
+};
+
+int transport_start(struct transport **t, int fuse_fd, int *session_fd);
+int transport_done_fd(struct transport *t);
+int transport_fuse_fd(struct transport *t);
+void transport_init_info(struct transport *t, struct transport_init *init);
+void transport_stop(struct transport *t);
