@@ -40,6 +40,7 @@ struct inode {
     uint8_t *content;               /* NULL or attr.size bytes (capacity INLINE_MAX): contents held in the row */
     bool content_dirty;             /* content newer than the row */
     bool attr_dirty;                /* size, blocks or times newer than the row (lazily written by groups) */
+    bool no_default_acl;            /* a directory known to have none; guarded by the namespace mutex */
     bool deleted;                   /* nlink 0 for good: the row goes when lookups and refs are gone */
     struct object *object;          /* NULL: contents in the row, or object not opened yet */
     uint8_t object_id[ID_SIZE];     /* all zero: the file has no object */

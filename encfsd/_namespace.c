@@ -342,16 +342,21 @@ struct attr core_attr(struct inode *inode)
     return attr;
 }
 
-void core_changed(struct namespace *ns, struct inode *inode, int64_t links, bool entries, int64_t now)
+void core_changed(struct namespace *ns, struct inode *inode, int64_t links, int what, int64_t now)
 {
+    bool dirty = what != CORE_ROW;
     pthread_mutex_lock(&inode->lock);
     inode->attr.nlink = (uint32_t)(inode->attr.nlink + links);
     inode->attr.ctime = now;
-    if (entries)
+    if ((what & CORE_ENTRIES) != 0)
         inode->attr.mtime = now;
+    if (dirty)
+        inode->attr_dirty = true;
     inode->deleted = inode->attr.nlink == 0;
     inode->meta_mark = vfs_marks(ns->file);
     pthread_mutex_unlock(&inode->lock);
+    if (dirty && ns->events.dirtied != NULL)
+        ns->events.dirtied(ns->events.arg, inode);
 }
 
 /* ---- attributes ---- */

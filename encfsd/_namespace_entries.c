@@ -79,12 +79,9 @@ static int find_free_name(struct namespace *ns, uint64_t parent, const char *nam
     return r;
 }
 
-int directory_touch(struct namespace *ns, const struct attr *dir, int64_t links, int64_t now)
+int directory_links(struct namespace *ns, const struct attr *dir, int64_t links, int64_t now)
 {
-    int r = RUN(ns, SQL_INODE_TOUCH, INT(now), INT(now), INT(dir->ino));
-    if (r == 0 && links != 0)
-        r = RUN(ns, SQL_INODE_LINKS, INT(dir->nlink + links), INT(now), INT(dir->ino));
-    return r;
+    return links == 0 ? 0 : RUN(ns, SQL_INODE_LINKS, INT(dir->nlink + links), INT(now), INT(dir->ino));
 }
 
 /* ---- create ---- */
@@ -119,7 +116,7 @@ static int write_creation(struct namespace *ns, const struct creation *c, const 
     if (r == 0)
         r = entry_insert(ns, entry, c->name, c->len);
     if (r == 0)
-        r = directory_touch(ns, dir, S_ISDIR(a->mode) ? 1 : 0, a->ctime);
+        r = directory_links(ns, dir, S_ISDIR(a->mode) ? 1 : 0, a->ctime);
     return transaction_end(ns, r);
 }
 
@@ -157,6 +154,7 @@ static int create_in(struct namespace *ns, struct inode *dir, const struct attr 
         return -ENOMEM;
     inode->attr = attr;
     inode->parent = is_dir ? dir_attr->ino : 0;
+    inode->no_default_acl = inherited->default_acl == NULL;
     pthread_mutex_unlock(&inode->lock);
 
     int r = write_creation(ns, c, dir_attr, &attr, entry, inherited, reserve);
@@ -165,12 +163,12 @@ static int create_in(struct namespace *ns, struct inode *dir, const struct attr 
         if (reserve != 0)
             ns->reserved_ino = reserve;
         inode_looked_up(ns->inodes, inode, 1);
-        core_changed(ns, inode, 0, false, now);
-        core_changed(ns, dir, is_dir ? 1 : 0, true, now);
+        core_changed(ns, inode, 0, CORE_ROW, now);
+        core_changed(ns, dir, is_dir ? 1 : 0, CORE_ENTRIES, now);
         *out = attr;
     } else {
         /* Deleted without rows: what is left of it goes with its last reference. */
-        core_changed(ns, inode, -(int64_t)attr.nlink, false, now);
+        core_changed(ns, inode, -(int64_t)attr.nlink, CORE_ROW, now);
     }
     core_put(ns, inode);
     return r;
@@ -194,7 +192,7 @@ static int create(struct namespace *ns, uint64_t parent, const struct creation *
         if (r == 0 && S_ISDIR(c->mode) && dir_attr.nlink >= LINK_MAX)
             r = -EMLINK;
         if (r == 0)
-            r = inheritance_find(ns, parent, c->mode, c->caller->umask, &inherited);
+            r = inheritance_find(ns, dir, c->mode, c->caller->umask, &inherited);
         if (r == 0) {
             r = create_in(ns, dir, &dir_attr, c, &entry, &inherited, out);
             inheritance_free(&inherited);
@@ -269,8 +267,8 @@ int ns_readlink(struct namespace *ns, uint64_t ino, char *buffer, size_t size, s
 
 /* ---- link ---- */
 
-static int write_link(struct namespace *ns, const struct attr *dir, const struct attr *attr, const struct entry_row *entry,
-                      const char *name, size_t len, int64_t now)
+static int write_link(struct namespace *ns, const struct attr *attr, const struct entry_row *entry, const char *name,
+                      size_t len, int64_t now)
 {
     int r = transaction_begin(ns);
     if (r < 0)
@@ -278,8 +276,6 @@ static int write_link(struct namespace *ns, const struct attr *dir, const struct
     r = entry_insert(ns, entry, name, len);
     if (r == 0)
         r = RUN(ns, SQL_INODE_LINKS, INT(attr->nlink + 1), INT(now), INT(attr->ino));
-    if (r == 0)
-        r = directory_touch(ns, dir, 0, now);
     return transaction_end(ns, r);
 }
 
@@ -300,11 +296,11 @@ static int link_in(struct namespace *ns, struct inode *dir, const struct attr *d
     entry.ino = attr.ino;
     entry.type = attr.mode & S_IFMT;
     int64_t now = time_now();
-    r = write_link(ns, dir_attr, &attr, &entry, name, len, now);
+    r = write_link(ns, &attr, &entry, name, len, now);
     if (r < 0)
         return r;
-    core_changed(ns, inode, 1, false, now);
-    core_changed(ns, dir, 0, true, now);
+    core_changed(ns, inode, 1, CORE_ROW, now);
+    core_changed(ns, dir, 0, CORE_ENTRIES, now);
     inode_looked_up(ns->inodes, inode, 1);
     *out = core_attr(inode);
     if (S_ISREG(attr.mode) && ns->events.published != NULL)
@@ -354,7 +350,7 @@ static int write_removal(struct namespace *ns, const struct attr *dir, const str
     if (r == 0)
         r = RUN(ns, SQL_INODE_LINKS, INT(nlink), INT(now), INT(entry->ino));
     if (r == 0)
-        r = directory_touch(ns, dir, entry->type == S_IFDIR ? -1 : 0, now);
+        r = directory_links(ns, dir, entry->type == S_IFDIR ? -1 : 0, now);
     return transaction_end(ns, r);
 }
 
@@ -370,8 +366,8 @@ static int remove_from(struct namespace *ns, struct inode *dir, const struct att
     uint32_t left = is_dir ? 0 : nlink - 1;
     r = write_removal(ns, dir_attr, entry, left, now);
     if (r == 0) {
-        core_changed(ns, inode, (int64_t)left - nlink, false, now);
-        core_changed(ns, dir, is_dir ? -1 : 0, true, now);
+        core_changed(ns, inode, (int64_t)left - nlink, CORE_ROW, now);
+        core_changed(ns, dir, is_dir ? -1 : 0, CORE_ENTRIES, now);
     }
     core_put(ns, inode);
     return r;

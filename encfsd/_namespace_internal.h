@@ -28,7 +28,7 @@ enum statement {
     SQL_BEGIN, SQL_COMMIT, SQL_ROLLBACK,
     SQL_ENTRY_FIND, SQL_ENTRY_INSERT, SQL_ENTRY_DELETE, SQL_ENTRY_REPLACE, SQL_ENTRY_ANY, SQL_ENTRY_LIST,
     SQL_ENTRY_NAME, SQL_ENTRY_OF,
-    SQL_INODE_LOAD, SQL_INODE_INSERT, SQL_INODE_DELETE, SQL_INODE_LINKS, SQL_INODE_TOUCH, SQL_INODE_OWNER,
+    SQL_INODE_LOAD, SQL_INODE_INSERT, SQL_INODE_DELETE, SQL_INODE_LINKS, SQL_INODE_OWNER,
     SQL_INODE_PARENT, SQL_INODE_DATA, SQL_INODE_COUNT, SQL_ORPHANS,
     SQL_CONTENT_GET, SQL_CONTENT_PUT, SQL_CONTENT_DELETE,
     SQL_XATTR_GET, SQL_XATTR_PUT, SQL_XATTR_DELETE, SQL_XATTR_LIST, SQL_XATTR_CLEAR,
@@ -128,9 +128,11 @@ void core_put(struct namespace *ns, struct inode *inode);
 /* A copy of the live attributes, taken under the inode's lock. */
 struct attr core_attr(struct inode *inode);
 
-/* After a commit: what it changed of an inode besides its content. The link count changes by `links` (a directory that gets 0
- * by that is deleted for good, and so is anything else); ctime, and mtime if `entries` changed, become `now`. */
-void core_changed(struct namespace *ns, struct inode *inode, int64_t links, bool entries, int64_t now);
+/* After a commit: what it changed of an inode in core. The link count changes by `links`, and at 0 the inode is deleted for
+ * good; ctime becomes `now`, and mtime too for CORE_ENTRIES. The row has the new ctime with CORE_ROW; else the times are
+ * dirty and a group writes them: a row more in each transaction for times alone costs a create a fifth (decision 0005). */
+enum core_change { CORE_ROW = 1, CORE_ENTRIES = 2 };
+void core_changed(struct namespace *ns, struct inode *inode, int64_t links, int what, int64_t now);
 
 int64_t time_now(void);     /* ns since 1970 */
 
@@ -140,8 +142,8 @@ int64_t time_now(void);     /* ns since 1970 */
  * is deleted. */
 int directory_get(struct namespace *ns, uint64_t ino, struct inode **dir, struct attr *attr);
 int directory_is_empty(struct namespace *ns, uint64_t ino);     /* 0 or -ENOTEMPTY */
-/* The row of a directory that gained or lost an entry, and `links` links by subdirectories. In a transaction. */
-int directory_touch(struct namespace *ns, const struct attr *dir, int64_t links, int64_t now);
+/* The row of a directory that gained or lost `links` links by subdirectories. In a transaction. */
+int directory_links(struct namespace *ns, const struct attr *dir, int64_t links, int64_t now);
 
 /* ---- _xattr.c ---- */
 
@@ -155,7 +157,7 @@ struct inheritance {
     uint8_t *default_acl;       /* NULL: the directory has none; same size */
     size_t size;                /* bytes */
 };
-int inheritance_find(struct namespace *ns, uint64_t parent, uint32_t mode, uint32_t umask, struct inheritance *inherited);
+int inheritance_find(struct namespace *ns, struct inode *parent, uint32_t mode, uint32_t umask, struct inheritance *inherited);
 int inheritance_store(struct namespace *ns, uint64_t ino, const struct inheritance *inherited); /* in a transaction */
 void inheritance_free(struct inheritance *inherited);
 

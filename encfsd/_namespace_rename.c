@@ -116,12 +116,11 @@ static int write_entries(struct namespace *ns, const struct side *from, const st
 }
 
 /* The row of an inode that moves to the directory of `to`. */
-static int write_moved(struct namespace *ns, const struct side *from, const struct side *to, int64_t now)
+static int write_moved(struct namespace *ns, const struct side *from, const struct side *to)
 {
-    int r = RUN(ns, SQL_INODE_LINKS, INT(from->attr.nlink), INT(now), INT(from->attr.ino));
-    if (r == 0 && is_dir(from) && from->dir != to->dir)
-        r = RUN(ns, SQL_INODE_PARENT, INT(to->dir_attr.ino), INT(from->attr.ino));
-    return r;
+    if (!is_dir(from) || from->dir == to->dir)
+        return 0;
+    return RUN(ns, SQL_INODE_PARENT, INT(to->dir_attr.ino), INT(from->attr.ino));
 }
 
 static int write_rename(struct namespace *ns, const struct side *from, const struct side *to, bool exchange,
@@ -132,21 +131,21 @@ static int write_rename(struct namespace *ns, const struct side *from, const str
         return r;
     r = write_entries(ns, from, to, exchange);
     if (r == 0)
-        r = write_moved(ns, from, to, now);
+        r = write_moved(ns, from, to);
     if (r == 0 && exchange)
-        r = write_moved(ns, to, from, now);
+        r = write_moved(ns, to, from);
     else if (r == 0 && to->inode != NULL)
         r = RUN(ns, SQL_INODE_LINKS, INT(to->attr.nlink - links_lost(to)), INT(now), INT(to->attr.ino));
     if (r == 0)
-        r = directory_touch(ns, &from->dir_attr, links.from, now);
+        r = directory_links(ns, &from->dir_attr, links.from, now);
     if (r == 0 && from->dir != to->dir)
-        r = directory_touch(ns, &to->dir_attr, links.to, now);
+        r = directory_links(ns, &to->dir_attr, links.to, now);
     return transaction_end(ns, r);
 }
 
 static void moved(struct namespace *ns, const struct side *from, const struct side *to, int64_t now)
 {
-    core_changed(ns, from->inode, 0, false, now);
+    core_changed(ns, from->inode, 0, 0, now);
     if (is_dir(from)) {
         pthread_mutex_lock(&from->inode->lock);
         from->inode->parent = to->dir_attr.ino;
@@ -182,10 +181,10 @@ static int rename_sides(struct namespace *ns, struct side *from, struct side *to
     if (exchange)
         moved(ns, to, from, now);
     else if (to->inode != NULL)
-        core_changed(ns, to->inode, -links_lost(to), false, now);
-    core_changed(ns, from->dir, links.from, true, now);
+        core_changed(ns, to->inode, -links_lost(to), CORE_ROW, now);
+    core_changed(ns, from->dir, links.from, CORE_ENTRIES, now);
     if (from->dir != to->dir)
-        core_changed(ns, to->dir, links.to, true, now);
+        core_changed(ns, to->dir, links.to, CORE_ENTRIES, now);
     return 0;
 }
 

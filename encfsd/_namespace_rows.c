@@ -26,7 +26,6 @@ static const char *const sql[STATEMENTS] = {
         " VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?)",
     [SQL_INODE_DELETE] = "DELETE FROM inode WHERE ino=?",
     [SQL_INODE_LINKS] = "UPDATE inode SET nlink=?,ctime=? WHERE ino=?",
-    [SQL_INODE_TOUCH] = "UPDATE inode SET mtime=?,ctime=? WHERE ino=?",
     [SQL_INODE_OWNER] = "UPDATE inode SET mode=?,uid=?,gid=?,ctime=? WHERE ino=?",
     [SQL_INODE_PARENT] = "UPDATE inode SET parent=? WHERE ino=?",
     [SQL_INODE_DATA] = "UPDATE inode SET size=?,blocks=?,atime=?,mtime=?,ctime=? WHERE ino=?",

@@ -239,6 +239,9 @@ static int registration;
 
 static void register_once(void)
 {
+    /* Its statistics take a global lock for each of some hundred allocations a transaction; fails, which does not matter, if
+     * somebody in this process has used SQLite already. */
+    sqlite3_config(SQLITE_CONFIG_MEMSTATUS, 0);
     if (sqlite3_initialize() == SQLITE_OK)
         vfs.pAppData = sqlite3_vfs_find(NULL);
     registration = vfs.pAppData == NULL || sqlite3_vfs_register(&vfs, 0) != SQLITE_OK ? -ENOMEM : 0;

@@ -98,15 +98,18 @@ int acl_follow_mode(struct namespace *ns, uint64_t ino, uint32_t mode)
     return r;
 }
 
-int inheritance_find(struct namespace *ns, uint64_t parent, uint32_t mode, uint32_t umask, struct inheritance *inherited)
+int inheritance_find(struct namespace *ns, struct inode *parent, uint32_t mode, uint32_t umask, struct inheritance *inherited)
 {
     *inherited = (struct inheritance){.mode = mode & 07777};
     if (S_ISLNK(mode))
         return 0;   /* links have no permissions of their own */
-    int r = read_copy(ns, parent, default_name, &inherited->default_acl, &inherited->size);
-    if (r < 0)
-        return r;
+    if (!parent->no_default_acl) {
+        int r = read_copy(ns, parent->ino, default_name, &inherited->default_acl, &inherited->size);
+        if (r < 0)
+            return r;
+    }
     if (inherited->default_acl == NULL) {
+        parent->no_default_acl = true;
         inherited->mode &= ~(umask & 0777);
         return 0;
     }
@@ -178,7 +181,8 @@ static int apply_change(struct namespace *ns, struct inode *inode, const struct 
     pthread_mutex_lock(&inode->lock);
     inode->attr.mode = c->mode;
     pthread_mutex_unlock(&inode->lock);
-    core_changed(ns, inode, 0, false, now);
+    inode->no_default_acl = false;
+    core_changed(ns, inode, 0, CORE_ROW, now);
     return 0;
 }
 
