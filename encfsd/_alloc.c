@@ -19,7 +19,8 @@ enum {
     BITS = 64,
     NEAR_WINDOW = 256,          /* slots on either side of `near`: a home run of 1 MiB must stay readable in sequence */
     SLACK_EVERY = 16,           /* after so many slots taken at the end one is skipped, for overwrites nearby */
-    SEARCH = 1024,              /* groups (256 MiB) that one search for a run looks at: microseconds, in a huge file too */
+    RUN_SEARCH = 1024,          /* groups and runs that one search for a run looks at: microseconds, in a huge file too */
+    RECLAIM_SEARCH = 65536,     /* groups (16 GiB) that one search for space to punch looks at */
     SPARSE_SHARE = 4,           /* more than 1/4 of the slots free: fill holes instead of extending the file */
 };
 
@@ -39,7 +40,9 @@ struct alloc {
     uint64_t end, open_end;
     struct group *group;        /* `groups` of them cover every slot below the end, so giving back cannot fail */
     uint64_t groups;
-    uint64_t free_slots, fresh_slots;
+    uint64_t free_slots;
+    uint64_t reclaimable;       /* groups that are free as a whole, some of it fresh; */
+    uint64_t newly_reclaimable; /* groups that became so since alloc_next_reclaim found nothing */
     uint64_t tail;              /* where the last extension ended: from here to `end` lies its slack */
     uint64_t since_slack;       /* slots taken at the end since one was skipped */
     uint64_t run_cursor;        /* group where the next search for a run starts */
@@ -65,34 +68,36 @@ static struct group *group_of(const struct alloc *a, uint64_t slot) { return &a-
 
 static bool is_free(const struct alloc *a, uint64_t slot) { return group_of(a, slot)->free & bit(slot); }
 
-static void set_free(struct alloc *a, uint64_t slot, bool fresh)
-{
-    struct group *g = group_of(a, slot);
+static bool is_reclaimable(const struct group *g) { return g->free == UINT64_MAX && g->fresh; }
 
-    assert(slot >= ROOT_SLOTS && slot < a->end && !(g->free & bit(slot)));
-    g->free |= bit(slot);
-    g->known |= bit(slot);
-    a->free_slots++;
-    if (fresh) {
-        g->fresh |= bit(slot);
-        a->fresh_slots++;
+/* Marks the slots `bits` of a group, none of them free, as free and known. */
+static void free_bits(struct alloc *a, struct group *g, uint64_t bits, bool fresh)
+{
+    assert(!(g->free & bits));
+    bool before = is_reclaimable(g);
+    g->free |= bits;
+    g->known |= bits;
+    g->fresh |= fresh ? bits : 0;
+    if (!before && is_reclaimable(g)) {
+        a->reclaimable++;
+        a->newly_reclaimable++;
     }
+    a->free_slots += (uint64_t)__builtin_popcountll(bits);
 }
 
-static void clear_fresh(struct alloc *a, uint64_t slot)
+static void set_free(struct alloc *a, uint64_t slot, bool fresh)
 {
-    struct group *g = group_of(a, slot);
-
-    if (g->fresh & bit(slot)) {
-        g->fresh &= ~bit(slot);
-        a->fresh_slots--;
-    }
+    assert(slot >= ROOT_SLOTS && slot < a->end);
+    free_bits(a, group_of(a, slot), bit(slot), fresh);
 }
 
 static void clear_free(struct alloc *a, uint64_t slot)
 {
-    clear_fresh(a, slot);
-    group_of(a, slot)->free &= ~bit(slot);
+    struct group *g = group_of(a, slot);
+
+    a->reclaimable -= is_reclaimable(g);        /* and not again: it is no longer free as a whole */
+    g->free &= ~bit(slot);
+    g->fresh &= ~bit(slot);
     a->free_slots--;
 }
 
@@ -249,11 +254,11 @@ static bool find_run(struct alloc *a, uint64_t n, uint64_t *first)
     if (a->free_slots < n)
         return false;
     uint64_t at = a->run_cursor * BITS;
-    uint64_t left = a->end < SEARCH * BITS ? a->end : SEARCH * BITS;
+    uint64_t left = a->end;                     /* slots until the map was gone through once */
     if (at >= a->end)
         at = 0;
 
-    while (left > 0) {
+    for (uint64_t looked = 0; left > 0 && looked < RUN_SEARCH;) {
         uint64_t run = next_slot(a, at, a->end, true);
         uint64_t run_end = run;
         if (run < a->end)
@@ -263,6 +268,7 @@ static bool find_run(struct alloc *a, uint64_t n, uint64_t *first)
             a->run_cursor = run / BITS;
             return true;
         }
+        looked += 1 + (run_end - at) / BITS;
         left -= run_end - at < left ? run_end - at : left;
         at = run_end < a->end ? run_end : 0;
     }
@@ -389,16 +395,12 @@ int alloc_scan_end(struct alloc *a)
         /* What was cut off since the mount began is known, so the marks cover all that is not. */
         uint64_t limit = a->open_end < a->mark_end ? a->open_end : a->mark_end;
         for (uint64_t at = 0; at < limit; at += BITS) {
-            struct group *g = group_of(a, at);
-            uint64_t lost = ~g->known & ~a->marked[at / BITS];
+            uint64_t lost = ~group_of(a, at)->known & ~a->marked[at / BITS];
             if (at == 0)
                 lost &= UINT64_MAX << ROOT_SLOTS;
             if (limit - at < BITS)
                 lost &= bit(limit) - 1;
-            g->free |= lost;
-            g->fresh |= lost;
-            a->free_slots += (uint64_t)__builtin_popcountll(lost);
-            a->fresh_slots += (uint64_t)__builtin_popcountll(lost);
+            free_bits(a, group_of(a, at), lost, true);
         }
         a->open_end = ROOT_SLOTS;
     }
@@ -417,9 +419,10 @@ uint64_t alloc_quarantined(const struct alloc *a) { return a->quarantined; }
 /* In whole groups: a fragmented map is passed over fast, and aligned holes suit the file system below. */
 bool alloc_next_reclaim(struct alloc *a, uint64_t min, uint64_t *first, uint64_t *n)
 {
-    uint64_t groups = a->end / BITS, left = groups < SEARCH ? groups : SEARCH, at = a->reclaim_cursor;
+    uint64_t groups = a->end / BITS, left = groups < RECLAIM_SEARCH ? groups : RECLAIM_SEARCH, at = a->reclaim_cursor;
 
-    if (a->fresh_slots < min)
+    /* Asked with each commit, so it must cost nothing as a rule: a search has to be earned by `min` more slots. */
+    if (a->reclaimable * BITS < min || a->newly_reclaimable * BITS < min)
         return false;
     while (left > 0) {
         if (at >= groups)
@@ -429,9 +432,10 @@ bool alloc_next_reclaim(struct alloc *a, uint64_t min, uint64_t *first, uint64_t
             fresh += (uint64_t)__builtin_popcountll(a->group[run_end].fresh);
         /* Most of a run may have been reported before: it is worth another call once enough was used and freed again. */
         if (fresh > 0 && fresh >= min) {
-            for (uint64_t g = at; g < run_end; g++)
+            for (uint64_t g = at; g < run_end; g++) {
+                a->reclaimable -= is_reclaimable(&a->group[g]);
                 a->group[g].fresh = 0;
-            a->fresh_slots -= fresh;
+            }
             a->reclaim_cursor = run_end;
             *first = at * BITS;
             *n = (run_end - at) * BITS;
@@ -442,6 +446,7 @@ bool alloc_next_reclaim(struct alloc *a, uint64_t min, uint64_t *first, uint64_t
         at += passed;
     }
     a->reclaim_cursor = at;
+    a->newly_reclaimable = 0;
     return false;
 }
 

@@ -55,8 +55,9 @@ uint64_t alloc_free_below_end(const struct alloc *a);
 uint64_t alloc_quarantined(const struct alloc *a);
 
 /* Finds a free run of at least `min` slots, `min` of which were freed and not reported since: space to punch. Runs are
- * found in whole groups of 64 slots, by a search that is bounded and goes on with the next call. Returns false if it found
- * none. The run stays free: nothing may be allocated before it is punched, so keep the owner's lock until then. */
+ * found in whole groups of 64 slots, by a bounded search; once that found nothing, it starts again (where it stopped) when
+ * `min` more slots have come free in whole groups. Returns false if it found none: space may be given back late, never in
+ * use. The run stays free: nothing may be allocated before it is punched, so keep the owner's lock until then. */
 bool alloc_next_reclaim(struct alloc *a, uint64_t min, uint64_t *first, uint64_t *n);
 
 /* Lowers the end past trailing free slots; returns the new end. Truncate the file only after the next barrier, to the end

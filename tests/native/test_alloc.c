@@ -124,13 +124,16 @@ TEST(reclaim_reports_once)
     CHECK(!alloc_next_reclaim(a, 257, &at, &n));
     CHECK(alloc_next_reclaim(a, 256, &at, &n) && at == 64 && n == 256);
     CHECK(!alloc_next_reclaim(a, 1, &at, &n));
-    CHECK(run(a, 100) == 64);
-    for (uint64_t slot = 64; slot < 164; slot++)
+    CHECK(run(a, 200) == 64);
+    for (uint64_t slot = 64; slot < 264; slot++)
         alloc_undo(a, slot);
-    for (uint64_t slot = 400; slot < 800; slot += 2)
+    CHECK(!alloc_next_reclaim(a, 256, &at, &n)); /* of this run only 200 were freed since */
+    for (uint64_t slot = 384; slot < 448; slot++)
+        alloc_undo(a, slot);                    /* another group is not enough to search again */
+    CHECK(!alloc_next_reclaim(a, 200, &at, &n));
+    for (uint64_t slot = 512; slot < 704; slot++)
         alloc_undo(a, slot);
-    CHECK(!alloc_next_reclaim(a, 256, &at, &n)); /* of this run only 100 were freed since */
-    CHECK(alloc_next_reclaim(a, 100, &at, &n) && at == 64 && n == 256);
+    CHECK(alloc_next_reclaim(a, 200, &at, &n) && at == 64 && n == 256);
     alloc_destroy(a);
 }
 
@@ -394,6 +397,7 @@ static void step_reclaim(struct model *m, struct alloc *a)
 {
     uint64_t min = 1 + below(200), first, n;
 
+    a->newly_reclaimable = SLOTS;               /* however little came free: search now */
     while (alloc_next_reclaim(a, min, &first, &n)) {
         uint64_t fresh = 0;
         CHECK(n >= min && first % BITS == 0 && n % BITS == 0 && first + n <= m->end);
