@@ -274,6 +274,35 @@ static int collect(struct groups *g, struct target_list *list, const struct wait
     return rc;
 }
 
+/* Lets go of deleted inodes first: nobody can name them after a crash, and those that nobody has open any more are dropped here,
+ * so that this very group frees their objects. The list keeps its order; *first and *end are moved along. */
+static void release_deleted(struct groups *g, struct target_list *list, size_t *first, size_t *end)
+{
+    size_t kept = 0, new_first = 0, new_end = 0;
+
+    for (size_t i = 0; i < list->count; i++) {
+        struct inode *inode = list->items[i].inode;
+        bool deleted;
+
+        pthread_mutex_lock(&inode->lock);
+        deleted = inode->deleted;
+        pthread_mutex_unlock(&inode->lock);
+        if (deleted) {
+            pthread_mutex_lock(&g->mutex);
+            inode->in_group = false;
+            pthread_mutex_unlock(&g->mutex);
+            ns_put_inode(g->v->ns, inode);
+            continue;
+        }
+        new_first += i < *first;
+        new_end += i < *end;
+        list->items[kept++] = list->items[i];
+    }
+    list->count = kept;
+    *first = new_first;
+    *end = new_end;
+}
+
 /* ---- commit ---- */
 
 /* Pulls the kernel's dirty pages of a file in, so that a rename never becomes durable before the contents it publishes. The
@@ -534,11 +563,8 @@ static void after_durable(struct groups *g, struct target_list *list, const stru
     pthread_mutex_unlock(&g->mutex);
     for (; d; d = next) {
         next = d->next;
-        if (blockdir_remove(g->v->dir, d->id) == 0) {
-            ns_lock(g->v->ns, 0);
+        if (blockdir_remove(g->v->dir, d->id) == 0)
             ns_forget_dropped(g->v->ns, d->id);
-            ns_unlock(g->v->ns);
-        }
         free(d);
     }
 }
@@ -674,6 +700,7 @@ static void run_group(struct groups *g, struct waiter *waiters, bool full, bool 
 
     if (!rc) {
         memory = collect(g, &list, waiters, full, &first_published, &end_published);
+        release_deleted(g, &list, &first_published, &end_published);
         rc = make_durable(g, &list, first_published, end_published, last, &record, &mark);
     }
     if (!rc) {
