@@ -127,13 +127,13 @@ def _mount(args: argparse.Namespace) -> int:
             return outcome
         report = outcome
     try:
-        with secret, Source(settings.volume.source) as source:
+        with secret, Source(settings.volume.source) as source, Notifier() as notifier:
             process.log_to(settings.log_file, background=not args.foreground)
             process.raise_descriptor_limit()
             _log.info("%s", _prepare(args))
             read_only = settings.flags.read_only
             source.lock(read_only=read_only, wait=volume.CLOSING_SECONDS)
-            failure = trio.run(Daemon(settings, report, Notifier()).run, source, secret)
+            failure = trio.run(Daemon(settings, report, notifier).run, source, secret)
     except EncfsdError as error:
         failure = error
     if failure is None:

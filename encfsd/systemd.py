@@ -9,10 +9,12 @@ import contextlib
 import os
 import socket
 from collections.abc import MutableMapping
+from types import TracebackType
+from typing import Self
 
 
 class Notifier:
-    """Sends state changes to the service manager. Never blocks, never fails."""
+    """Sends state changes to the service manager; a context manager. Never blocks, never fails."""
 
     def __init__(self, environment: MutableMapping[str, str] | None = None) -> None:
         """Take the variables out of `environment`, so that no child can speak for us."""
@@ -32,6 +34,18 @@ class Notifier:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         if watchdog.isdecimal() and int(watchdog) > 0 and watched in ("", str(os.getpid())):
             self.watchdog_seconds = int(watchdog) / 2e6
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._socket is not None:
+            self._socket.close()
 
     def _send(self, *lines: str) -> None:
         if self._socket is not None:

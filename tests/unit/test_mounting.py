@@ -1,0 +1,107 @@
+"""What is mounted where, which mount points will do, and what the helper is told."""
+
+from pathlib import Path
+
+import pytest
+
+from encfsd import mounting
+from encfsd.errors import (
+    AlreadyMounted,
+    Exit,
+    MountPointMissing,
+    MountPointNotEmpty,
+    NoFuseDevice,
+    NoPermission,
+    NotMounted,
+)
+from encfsd.options import MountFlags
+
+MOUNTINFO = [
+    "22 27 0:21 / /proc rw,nosuid - proc proc rw\n",
+    "42 27 0:39 / /mnt/with\\040space\\134x rw - fuse.encfsd /srv/a\\040b rw,user_id=1000,max=7\n",
+    "43 27 0:40 / /mnt/a rw shared:1 master:2 - ext4 /dev/x rw,user_id_like=3\n",
+]
+
+
+def test_mountinfo_lines() -> None:
+    entries = mounting._parse(MOUNTINFO)
+    assert entries[1] == mounting.MountEntry(
+        "/mnt/with space\\x", "0:39", "fuse.encfsd", "/srv/a b", 1000
+    )
+    assert [entry.user for entry in entries] == [0, 1000, 0]
+    assert entries[2].type == "ext4"
+
+
+def test_what_is_mounted_now() -> None:
+    entry = mounting.mounted_at("/proc")
+    assert entry is not None
+    assert entry.type == "proc"
+    assert mounting.mounted_at("/proc/self") is None
+
+
+def test_resolve_follows_links(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert mounting.resolve(str(tmp_path / "link")) == str(tmp_path / "real")
+    assert mounting.resolve(f"{tmp_path}/link/../real/") == str(tmp_path / "real")
+    assert mounting.resolve("/") == "/"
+
+
+def test_a_good_mount_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounting, "DEVICE", "/dev/null")
+    mounting.check_mount_point(str(tmp_path))
+
+
+def test_bad_mount_points(tmp_path: Path) -> None:
+    with pytest.raises(MountPointMissing) as missing:
+        mounting.check_mount_point(str(tmp_path / "missing"))
+    assert missing.value.exit_code == Exit.MOUNT_POINT_MISSING
+    (tmp_path / "file").touch()
+    with pytest.raises(MountPointMissing):
+        mounting.check_mount_point(str(tmp_path / "file"))
+    with pytest.raises(MountPointNotEmpty) as occupied:
+        mounting.check_mount_point(str(tmp_path))
+    assert occupied.value.exit_code == Exit.MOUNT_POINT_NOT_EMPTY
+    with pytest.raises(AlreadyMounted) as mounted:
+        mounting.check_mount_point("/proc")
+    assert mounted.value.exit_code == Exit.ALREADY_MOUNTED
+
+
+def test_no_fuse_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounting, "DEVICE", str(tmp_path / "fuse"))
+    (tmp_path / "mnt").mkdir()
+    with pytest.raises(NoFuseDevice) as caught:
+        mounting.check_mount_point(str(tmp_path / "mnt"))
+    assert caught.value.exit_code == Exit.NO_FUSE_DEVICE
+
+
+def test_unmounting_what_is_not_mounted(tmp_path: Path) -> None:
+    with pytest.raises(NotMounted) as caught:
+        mounting.unmount(str(tmp_path))
+    assert caught.value.exit_code == Exit.NOT_MOUNTED
+
+
+def test_what_the_helper_is_told() -> None:
+    told = mounting._helper_options("/srv/a,b\\c d", MountFlags(allow_other=True))
+    assert told == (
+        "rw,nosuid,nodev,relatime,fsname=/srv/a\\,b\\\\c d,subtype=encfsd,"
+        "default_permissions,max_read=131072,allow_other"
+    )
+    told = mounting._helper_options("x", MountFlags(read_only=True, noatime=True))
+    assert told.startswith("ro,nosuid,nodev,noatime,fsname=x,")
+    assert "allow_other" not in told
+
+
+def test_a_helper_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NoPermission, match="fuse3"):
+        mounting._mount_with_helper("src", str(tmp_path), MountFlags())
+
+
+def test_a_helper_that_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    helper = tmp_path / "fusermount3"
+    helper.write_text("#!/bin/sh\necho 'fusermount3: option allow_other is refused' >&2\nexit 1\n")
+    helper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(NoPermission, match=r"\(option allow_other is refused\)"):
+        mounting._mount_with_helper("src", str(tmp_path), MountFlags())
