@@ -156,3 +156,67 @@ int transport_done_fd(struct transport *t);
 int transport_fuse_fd(struct transport *t);
 void transport_init_info(struct transport *t, struct transport_init *init);
 void transport_stop(struct transport *t);
+
+/* ---- One object and what it rests on, for merkle.py: _object.h, _blockio.h, _pool.h, _workers.h, _seal.h ---- */
+
+struct keyring;
+int keyring_create(struct keyring **ring, const uint8_t volume_id[16], const uint8_t p[32]);
+void keyring_destroy(struct keyring *ring);
+
+struct pool;
+struct node;
+typedef bool pool_evict_fn(struct node *node);
+int pool_create(struct pool **pool, size_t bytes, size_t reserve_nodes, pool_evict_fn *evict);
+size_t pool_destroy(struct pool *pool);
+void pool_stats(struct pool *pool, struct pool_stats *stats);
+int pool_audit(struct pool *pool);
+
+struct blockdir;
+int blockdir_open(struct blockdir **dir, int src_fd, bool read_only);
+void blockdir_close(struct blockdir *dir);
+
+struct workers;
+int workers_create(struct workers **w, unsigned threads);
+void workers_destroy(struct workers *w);
+
+struct object_env {
+    struct pool *pool;
+    const struct keyring *ring;
+    struct blockdir *dir;
+    struct workers *workers;
+    uint8_t instance[16];
+    uint64_t epoch;
+    bool read_only;
+    bool cache_data;
+    uint64_t dirty_limit;
+    ...;
+};
+
+struct object_attr {
+    uint64_t size, nodes;
+    int64_t atime, mtime, ctime;
+};
+
+struct object;
+int object_create(struct object **o, struct object_env *env, const uint8_t id[16]);
+int object_open(struct object **o, struct object_env *env, const uint8_t id[16], const struct object_record *record);
+int object_recover(struct object **o, struct object_env *env, const uint8_t id[16], const struct object_record *record,
+                   uint64_t active_epoch, struct object_record *adopted);
+void object_close(struct object *o);
+void object_attr(struct object *o, struct object_attr *attr);
+void object_set_times(struct object *o, int64_t atime, int64_t mtime, int64_t ctime);
+bool object_is_dirty(struct object *o);
+ssize_t object_read(struct object *o, void *buffer, size_t size, uint64_t offset, int flags);
+int object_write(struct object *o, const void *buffer, size_t size, uint64_t offset, int flags);
+int object_truncate(struct object *o, uint64_t size, int flags);
+int object_punch(struct object *o, uint64_t offset, uint64_t size, int flags);
+int64_t object_seek(struct object *o, uint64_t offset, int whence);
+int object_write_back(struct object *o, size_t max_nodes);
+int object_commit(struct object *o, bool solo, struct object_record *record);
+void object_record(struct object *o, struct object_record *record);
+void object_release(struct object *o, const struct object_record *record);
+int object_scan(struct object *o);
+int object_verify(struct object *o, void (*progress)(void *arg, uint64_t nodes),
+                  void (*damaged)(void *arg, uint64_t index, uint64_t count), void *arg);
+bool object_evict(struct node *node);
+extern "Python" void merkle_damaged(void *arg, uint64_t index, uint64_t count);

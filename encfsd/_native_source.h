@@ -1,4 +1,5 @@
 /* Pasted by cffi on top of the extension's generated C: the headers behind _native_cdef.h. */
+#include "_object.h"
 #include "_request.h"
 #include "_seal.h"
 #include "_transport.h"
