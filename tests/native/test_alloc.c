@@ -393,10 +393,25 @@ static void step_scan(struct model *m, struct alloc *a)
     model_scan_over(m);
 }
 
+/* Whether the whole group is free, and some of it fresh. */
+static bool group_is_reclaimable(const struct model *m, uint64_t group)
+{
+    bool whole = true, fresh = false;
+
+    for (uint64_t slot = group * BITS; slot < (group + 1) * BITS; slot++) {
+        whole = whole && m->state[slot] == FREE;
+        fresh = fresh || m->fresh[slot];
+    }
+    return whole && fresh;
+}
+
 static void step_reclaim(struct model *m, struct alloc *a)
 {
-    uint64_t min = 1 + below(200), first, n;
+    uint64_t min = 1 + below(200), first, n, groups = 0;
 
+    for (uint64_t g = 0; g < m->end / BITS; g++)
+        groups += group_is_reclaimable(m, g);
+    CHECK_EQ(a->reclaimable, groups);
     a->newly_reclaimable = SLOTS;               /* however little came free: search now */
     while (alloc_next_reclaim(a, min, &first, &n)) {
         uint64_t fresh = 0;
@@ -455,7 +470,19 @@ static void step(struct model *m, struct alloc *a)
         model_release(m, commit);
         break;
     }
-    case 4: case 5: case 6: case 7:
+    case 4:                                     /* a stretch, so that whole groups come free */
+        if (below(4))
+            break;
+        alloc_release(a, m->next_commit);
+        model_release(m, m->next_commit);
+        slot = below(m->end);
+        for (uint64_t stop = slot + below(300); slot < stop && slot < m->end; slot++)
+            if (m->state[slot] == IN_USE) {
+                alloc_undo(a, slot);
+                model_free(m, slot);
+            }
+        break;
+    case 5: case 6: case 7:
         slot = pick(m, IN_USE, IN_USE);
         if (slot && m->end + 200 > SLOTS / 2) { /* keeps the file from outgrowing the model */
             alloc_undo(a, slot);
