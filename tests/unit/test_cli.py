@@ -1,0 +1,304 @@
+"""Commands that need no mount: what they print, and with which code they end."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from encfsd import cli
+from encfsd.errors import EncfsdError, Exit, UnlockFailed
+from encfsd.progress import Progress
+
+COMMANDS = (
+    ["init"],
+    ["mount"],
+    ["umount"],
+    ["stats"],
+    ["info"],
+    ["verify"],
+    ["key", "list"],
+    ["key", "add"],
+    ["key", "remove"],
+    ["passwd"],
+)
+
+
+def encfsd(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command without a terminal and expect its exit code."""
+    command = [sys.executable, "-m", "encfsd.cli", *map(str, arguments)]
+    result = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert result.returncode == code, result.stdout + result.stderr
+    return result
+
+
+class Scratch:
+    """A volume opened by a key file, which takes no time to stretch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source = folder / "src"
+        self.key = folder / "key"
+        self.key.touch(mode=0o600)
+        self.key.write_bytes(b"\xff" + os.urandom(63))
+        self.state = folder / "state"
+        self.unlock = [f"--key-file={self.key}", f"--state-dir={self.state}"]
+
+    def init(self) -> None:
+        encfsd("init", *self.unlock, self.source)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Scratch:
+    made = Scratch(tmp_path)
+    made.init()
+    return made
+
+
+# ---- arguments ----
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_has_examples(command: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    examples = text.partition("examples:\n")[2].splitlines()
+    assert examples
+    assert all(line.startswith("  encfsd ") for line in examples)
+
+
+def test_examples_parse() -> None:
+    parser = cli.make_parser()
+    text = "\n".join(cli.make_parser().format_help().splitlines())
+    for line in re.findall(r"^  encfsd (.*)$", text, re.MULTILINE):
+        parser.parse_args(line.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["frobnicate"],
+        ["mount", "/src"],
+        ["mount", "--no-such-option", "/src", "/mnt"],
+        ["mount", "--free", "8G", "/src", "/mnt"],
+        ["mount", "--crypto=rot13", "/src", "/mnt"],
+        ["mount", "--key-file=a", "--passphrase-file=b", "/src", "/mnt"],
+        ["mount", "--free-list=much", "/src", "/mnt"],
+        ["mount", "--volume-id=12", "/src", "/mnt"],
+        ["mount", "--accept-root=zz", "/src", "/mnt"],
+        ["mount", "-o", "sync", "/src", "/mnt"],
+        ["key"],
+        ["key", "remove", "/src", "first"],
+        ["umount", "--timeout=soon", "/mnt"],
+    ],
+    ids=" ".join,
+)
+def test_bad_usage(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == Exit.USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("encfsd: ")
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_an_error_becomes_its_message_and_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: object) -> int:
+        raise UnlockFailed("src")
+
+    monkeypatch.setattr(cli, "_info", refuse)
+    assert cli.main(["info", "src"]) == Exit.UNLOCK_FAILED
+    assert capsys.readouterr().err == f"encfsd: {UnlockFailed('src')}\n"
+
+
+def test_interruption_has_the_code_that_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_info", interrupt)
+    assert cli.main(["info", "src"]) == 130
+
+
+def test_the_manual_lists_every_exit_code() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "man" / "encfsd.1.md").read_text()
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", manual, re.MULTILINE)}
+    assert listed == {0, *Exit}
+
+
+def test_the_manual_lists_every_option() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "man" / "encfsd.1.md").read_text()
+    text = "".join(
+        subprocess.run(
+            [sys.executable, "-m", "encfsd.cli", *command, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parents[2],
+        ).stdout
+        for command in COMMANDS
+    )
+    for option in set(re.findall(r"--[a-z][a-z-]+", text)):
+        assert option in manual, option
+
+
+def test_every_class_of_error_has_a_documented_code() -> None:
+    def below(cls: type[EncfsdError]) -> set[type[EncfsdError]]:
+        found = set()
+        for child in cls.__subclasses__():
+            found |= {child} | below(child)
+        return found
+
+    codes = {cls.exit_code for cls in below(EncfsdError) if hasattr(cls, "exit_code")}
+    assert codes == set(Exit)
+
+
+# ---- volumes ----
+
+
+def test_init_info_verify(scratch: Scratch) -> None:
+    shown = encfsd("info", scratch.source).stdout
+    assert re.search(r"^volume id +[0-9a-f]{32}$", shown, re.MULTILINE)
+    assert re.search(r"^key slot 0 +key file$", shown, re.MULTILINE)
+    assert re.search(r"^in use +no$", shown, re.MULTILINE)
+    assert encfsd("verify", *scratch.unlock, scratch.source).stdout.endswith(": sound\n")
+
+
+def test_init_refuses_what_is_a_volume_already(scratch: Scratch) -> None:
+    encfsd("init", *scratch.unlock, scratch.source, code=Exit.VOLUME_EXISTS)
+
+
+def test_not_a_volume(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    assert "encfsd init" in encfsd("info", tmp_path, code=Exit.NOT_A_VOLUME).stderr
+    encfsd("info", tmp_path / "missing", code=Exit.BACKING_GONE)
+
+
+def test_no_terminal_and_no_file(scratch: Scratch) -> None:
+    state = f"--state-dir={scratch.state}"
+    result = encfsd("verify", state, scratch.source, code=Exit.SECRET_REFUSED)
+    assert "--passphrase-file" in result.stderr
+
+
+def test_wrong_key_file(scratch: Scratch) -> None:
+    scratch.key.write_bytes(b"\xfe" + os.urandom(63))
+    result = encfsd("verify", *scratch.unlock, scratch.source, code=Exit.UNLOCK_FAILED)
+    assert result.stdout == ""
+
+
+def test_another_volume_than_the_pinned_one(scratch: Scratch) -> None:
+    other = "--volume-id=" + "00" * 16
+    encfsd("verify", other, *scratch.unlock, scratch.source, code=Exit.WRONG_VOLUME)
+
+
+def test_a_machine_that_knows_nothing_of_the_volume(scratch: Scratch, tmp_path: Path) -> None:
+    elsewhere = [scratch.unlock[0], f"--state-dir={tmp_path / 'elsewhere'}"]
+    refused = encfsd("verify", *elsewhere, scratch.source, code=Exit.NO_RECORD)
+    root = re.search(r"--accept-root=([0-9a-f]{64})", refused.stderr)
+    assert root is not None
+    encfsd("verify", *elsewhere, "--trust-first", scratch.source)
+    encfsd("verify", *elsewhere, f"--accept-root={root[1]}", scratch.source)
+    # Looking is not remembering.
+    encfsd("verify", *elsewhere, scratch.source, code=Exit.NO_RECORD)
+    other = "--accept-root=" + "00" * 32
+    encfsd("verify", *elsewhere, other, scratch.source, code=Exit.DAMAGED_CONTENTS)
+
+
+def test_damaged_metadata(scratch: Scratch) -> None:
+    meta = scratch.source / "meta"
+    meta.write_bytes(bytes(meta.stat().st_size))
+    encfsd("verify", *scratch.unlock, scratch.source, code=Exit.DAMAGED_CONTENTS)
+
+
+def test_key_slots(scratch: Scratch, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    second.touch(mode=0o600)
+    second.write_bytes(b"\xff" + os.urandom(31))
+    new = f"--new-key-file={second}"
+    added = encfsd("key", "add", *scratch.unlock, new, scratch.source)
+    assert added.stdout == "added key slot 1\n"
+    assert len(encfsd("key", "list", scratch.source).stdout.splitlines()) == 2
+    with_second = [f"--key-file={second}", scratch.unlock[1]]
+    encfsd("verify", *with_second, scratch.source)
+    assert encfsd("key", "remove", *with_second, scratch.source, "0").stdout == (
+        "removed key slot 0\n"
+    )
+    encfsd("verify", *scratch.unlock, scratch.source, code=Exit.UNLOCK_FAILED)
+    encfsd("verify", *with_second, scratch.source)
+    encfsd("key", "remove", *with_second, scratch.source, "1", code=Exit.KEY_SLOT_REFUSED)
+    encfsd("key", "remove", *with_second, scratch.source, "7", code=Exit.KEY_SLOT_REFUSED)
+
+
+def test_passwd(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for file, text in ((old, "old one\n"), (new, "new one\n")):
+        file.touch(mode=0o600)
+        file.write_text(text)
+    source, state = tmp_path / "src", f"--state-dir={tmp_path / 'state'}"
+    encfsd("init", f"--passphrase-file={old}", state, source)
+    changed = encfsd(
+        "passwd", f"--passphrase-file={old}", f"--new-passphrase-file={new}", state, source
+    )
+    assert "old copy" in changed.stderr
+    encfsd("verify", f"--passphrase-file={old}", state, source, code=Exit.UNLOCK_FAILED)
+    encfsd("verify", f"--passphrase-file={new}", state, source)
+
+
+def test_an_old_header_is_not_accepted(scratch: Scratch, tmp_path: Path) -> None:
+    """Whoever kept a header with a removed key puts it back: it opens, but does not count."""
+    old = {name: (scratch.source / name).read_bytes() for name in ("volume.header",)}
+    old["volume.header.bak"] = (scratch.source / "volume.header.bak").read_bytes()
+    second = tmp_path / "second"
+    second.touch(mode=0o600)
+    second.write_bytes(b"\xff" + os.urandom(31))
+    new = f"--new-key-file={second}"
+    encfsd("key", "add", *scratch.unlock, new, scratch.source)
+    for name, raw in old.items():
+        (scratch.source / name).write_bytes(raw)
+    encfsd("verify", *scratch.unlock, scratch.source, code=Exit.HEADER_NOT_ACCEPTED)
+
+
+# ---- progress ----
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal() -> None:
+    times = iter([0.0, 10.0, 10.05, 20.0])
+    terminal = Terminal()
+    with Progress(terminal, "verify", clock=lambda: next(times)) as progress:
+        progress.update(25, 100)
+        progress.update(26, 100)  # too soon to draw again
+        progress.update(100, 100)
+    drawn = terminal.getvalue().split("\r\x1b[K")
+    assert drawn == [
+        "",
+        "verify [#######.......................]  25%, 0:30 left",
+        "verify [##############################] 100%, 0:00 left",
+        "",
+    ]
+
+
+def test_no_progress_elsewhere() -> None:
+    stream = io.StringIO()
+    with Progress(stream, "verify") as progress:
+        progress.update(1, 2)
+    assert stream.getvalue() == ""
