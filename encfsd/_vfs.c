@@ -93,8 +93,12 @@ static int x_sync(sqlite3_file *base, int flags)
 {
     struct vfs_file *file = file_of(base);
     (void)flags;
-    atomic_store(&file->failed_writes, 0);
-    atomic_fetch_add(&file->marks, 1);
+    /* After a failed write this is the end of the rollback, which syncs too: the old pages are back. */
+    unsigned one = 1;
+    if (atomic_load(&file->failed_writes) == 0)
+        atomic_fetch_add(&file->marks, 1);
+    else
+        atomic_compare_exchange_strong(&file->failed_writes, &one, 0);
     return SQLITE_OK;
 }
 

@@ -16,7 +16,7 @@ struct vfs_file;
 int vfs_attach(struct vfs_file **file, struct object *meta, char name[32]);
 void vfs_detach(struct vfs_file *file);
 
-/* Number of xSync calls so far: one a committed transaction. */
+/* Number of transactions committed so far: SQLite ends each, and nothing else that succeeds, with one xSync. */
 uint64_t vfs_marks(const struct vfs_file *file);
 
 /* The first I/O error that SQLite met on the object since attach (negative errno), or 0. */
