@@ -101,17 +101,23 @@ int ns_close(struct namespace *ns)
 
 /* ---- the mutex ---- */
 
-int ns_enter(struct namespace *ns, int flags)
+int ns_lock(struct namespace *ns, int flags)
 {
     if ((flags & NS_NOWAIT) == 0)
         pthread_mutex_lock(&ns->mutex);
     else if (pthread_mutex_trylock(&ns->mutex) != 0)
         return -EAGAIN;
-    if (atomic_load(&ns->torn)) {
-        pthread_mutex_unlock(&ns->mutex);
-        return -EIO;
-    }
     return 0;
+}
+
+int ns_enter(struct namespace *ns, int flags)
+{
+    int r = ns_lock(ns, flags);
+    if (r == 0 && atomic_load(&ns->torn)) {
+        pthread_mutex_unlock(&ns->mutex);
+        r = -EIO;
+    }
+    return r;
 }
 
 void ns_leave(struct namespace *ns)
@@ -124,11 +130,6 @@ void ns_leave(struct namespace *ns)
     pthread_mutex_unlock(&ns->mutex);
     for (unsigned i = 0; i < n; i++)
         object_close(closing[i]);
-}
-
-int ns_lock(struct namespace *ns, int flags)
-{
-    return ns_enter(ns, flags);
 }
 
 void ns_unlock(struct namespace *ns)
@@ -312,10 +313,10 @@ int ns_get_inode(struct namespace *ns, uint64_t ino, struct inode **inode, int f
     return r;
 }
 
-/* Even a torn database has to let go of inodes, so this does not go through ns_enter. */
+/* Even a torn database has to let go of inodes. */
 static void drop_unused_unlocked(struct namespace *ns, uint64_t ino)
 {
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns, 0);
     drop_unused(ns, ino);
     ns_leave(ns);
 }

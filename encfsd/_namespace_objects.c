@@ -13,7 +13,7 @@ int ns_load_content(struct namespace *ns, struct inode *inode)
 {
     if (inode->content != NULL || !id_is_zero(inode->object_id))
         return 0;
-    if (inode->attr.size > INLINE_MAX)
+    if (inode->attr.size > INLINE_MAX || atomic_load(&ns->torn))
         return -EIO;
     uint8_t *content = calloc(1, INLINE_MAX);
     if (content == NULL)
@@ -87,8 +87,8 @@ static int write_record(struct namespace *ns, uint64_t ino, const uint8_t id[ID_
     r = RUN(ns, SQL_OBJECT_PUT, INT(ino), BLOB(id, ID_SIZE), INT(record->epoch), INT(record->counter),
             BLOB(record->salt, SALT_SIZE), INT(active_epoch));
     if (r == 0)
-        r = RUN(ns, SQL_INODE_DATA, INT(durable->size), INT(ns_blocks(durable->size, durable->nodes)), INT(durable->atime),
-                INT(durable->mtime), INT(durable->ctime), INT(ino));
+        r = RUN(ns, SQL_INODE_DURABLE, INT(durable->size), INT(ns_blocks(durable->size, durable->nodes)),
+                INT(durable->atime), INT(durable->mtime), INT(durable->ctime), INT(ino));
     if (r == 0 && first)
         r = RUN(ns, SQL_CONTENT_DELETE, INT(ino));
     return transaction_end(ns, r);

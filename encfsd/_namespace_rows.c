@@ -29,6 +29,8 @@ static const char *const sql[STATEMENTS] = {
     [SQL_INODE_OWNER] = "UPDATE inode SET mode=?,uid=?,gid=?,ctime=? WHERE ino=?",
     [SQL_INODE_PARENT] = "UPDATE inode SET parent=? WHERE ino=?",
     [SQL_INODE_DATA] = "UPDATE inode SET size=?,blocks=?,atime=?,mtime=?,ctime=? WHERE ino=?",
+    /* A chmod may have written a later ctime than the root carries. */
+    [SQL_INODE_DURABLE] = "UPDATE inode SET size=?,blocks=?,atime=?,mtime=?,ctime=max(ctime,?) WHERE ino=?",
     [SQL_INODE_COUNT] = "SELECT count(*) FROM inode",
     [SQL_ORPHANS] = "SELECT ino,mode,id FROM inode LEFT JOIN object USING(ino) WHERE nlink=0 LIMIT 1",
 
