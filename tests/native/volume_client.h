@@ -46,7 +46,7 @@ static inline int client_directory(char path[64])
 
 static inline void client_remove(const char *path)
 {
-    char command[128];
+    char command[256];
 
     snprintf(command, sizeof command, "rm -rf '%s'", path);
     if (system(command))
