@@ -1,0 +1,517 @@
+/* How the current generation changes. Every change is an `update`: prepared without the lock (sealing, reading what is written in
+ * part), then applied under it in one step that cannot fail half way. */
+#include "_object_internal.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Dirty lists ---- */
+
+void generation_append(struct object *o, struct generation *g, struct node *node)
+{
+    node->state = NODE_DIRTY;
+    node->commit = g->tag;
+    node->list_next = NULL;
+    node->list_prev = g->dirty_last;
+    if (g->dirty_last)
+        g->dirty_last->list_next = node;
+    else
+        g->dirty_first = node;
+    g->dirty_last = node;
+    g->dirty++;
+    atomic_fetch_add(&o->env->dirty_nodes, 1);
+}
+
+void generation_unlink(struct object *o, struct generation *g, struct node *node)
+{
+    if (node->list_prev)
+        node->list_prev->list_next = node->list_next;
+    else
+        g->dirty_first = node->list_next;
+    if (node->list_next)
+        node->list_next->list_prev = node->list_prev;
+    else
+        g->dirty_last = node->list_prev;
+    g->dirty--;
+    atomic_fetch_sub(&o->env->dirty_nodes, 1);
+}
+
+void supersede(struct object *o, struct node *node)
+{
+    bool current = node->commit == o->current->tag;
+
+    table_remove(o, node);
+    if (node->state == NODE_CLEAN) {
+        pool_give(o->env->pool, node);
+    } else if (current && node->state == NODE_DIRTY) {
+        generation_unlink(o, o->current, node);
+        pool_give(o->env->pool, node);
+    } else if (current) {
+        node->state = NODE_DROPPED;
+    }
+    /* else: the commit in flight still needs it */
+}
+
+/* ---- Updates ---- */
+
+/* Bytes [from, to) of one node. */
+struct patch {
+    uint64_t index;
+    size_t from, to;
+    const uint8_t *source;              /* NULL: zeros */
+    enum where where;                   /* of the old content, as found by patch_needs under the same hold of the lock */
+    struct node *node;
+    bool loaded;                        /* page holds what entry names */
+    struct entry entry;
+    uint8_t *page;                      /* NODE_SIZE bytes */
+    struct node *spare;                 /* takes the new content if the node is not in memory or must not change */
+};
+
+struct update {
+    struct patch patch[2];
+    int patches;
+    uint64_t cut_first, cut_last;       /* nodes that become holes */
+    uint64_t direct_index;              /* nodes that were sealed already */
+    struct entry *direct;
+    size_t directs;
+    uint64_t fresh_index;               /* whole nodes in memory */
+    struct node **fresh;
+    size_t freshes;
+    uint64_t size;                      /* of the object, if it is to */
+    bool grow, set;                     /* ... reach at least that, become exactly that */
+    uint64_t expected;                  /* size that the update was made for, */
+    bool expects;                       /* ... if it matters: else -ESTALE */
+    struct slots replaced;              /* out: slots that no root reaches any more */
+};
+
+/* An estimate, without I/O, of whether node `index` was a hole: what must be loaded first counts as data. */
+static bool is_new(struct object *o, uint64_t index)
+{
+    struct location at;
+
+    return locate(o, index, NULL, &at) == AT_HOLE;
+}
+
+/* Without memory for the list the slot is lost until the next scan. */
+static void replaced_push(struct update *u, uint64_t slot)
+{
+    if (slot)
+        slots_push(&u->replaced, slot);
+}
+
+static void drop_index(struct object *o, struct update *u, uint64_t index, uint64_t committed)
+{
+    struct node *node = table_find(o, 0, index);
+    uint64_t slot = overlay_drop(&o->current->overlay, index);
+    bool was_new = index >= committed && (node || slot);
+
+    if (node)
+        supersede(o, node);
+    replaced_push(u, slot);
+    o->current->grown -= was_new;
+}
+
+/* Drops what memory and the current overlay hold of [first, last), by the shorter way, and cuts what lies below them. */
+static void apply_cut(struct object *o, struct update *u)
+{
+    struct changes *list = &o->current->overlay.list;
+    uint64_t first = u->cut_first, last = u->cut_last, committed = committed_nodes(o);
+
+    if (last > nodes_for(o->size))
+        last = nodes_for(o->size);      /* what lies past it was cut before */
+    if (first >= last)
+        return;
+    if (last - first <= o->data_in_table + list->count) {
+        for (uint64_t i = first; i < last; i++)
+            drop_index(o, u, i, committed);
+    } else {
+        for (size_t b = 0; b < o->buckets; b++)
+            for (struct node *node = o->bucket[b], *next; node; node = next) {
+                next = node->hash_next;
+                if (node->level == 0 && node->index >= first && node->index < last)
+                    drop_index(o, u, node->index, committed);
+            }
+        for (size_t i = 0; i < list->count; i++)
+            if (list->at[i].entry.slot && list->at[i].index >= first && list->at[i].index < last)
+                drop_index(o, u, list->at[i].index, committed);
+    }
+    if (first < committed)              /* nothing older lies past its end: then the cut goes on for ever, and covers whole nodes */
+        cuts_add(&o->current->cuts, first, last < committed ? last : UINT64_MAX);
+}
+
+/* A patch of zeros past the end of the object changes nothing. */
+static bool is_idle(const struct object *o, const struct patch *p)
+{
+    return !p->source && p->index * NODE_SIZE + p->from >= o->size;
+}
+
+/* True if the node may change where it is: it waits for the current commit, and nobody seals it. */
+static bool is_writable(const struct object *o, const struct node *node)
+{
+    return node->state == NODE_CLEAN || (node->state == NODE_DIRTY && node->commit == o->current->tag);
+}
+
+static void apply_patch(struct object *o, struct patch *p)
+{
+    struct node *node = p->node;
+    enum where where = p->where;
+
+    if (is_idle(o, p) || (where == AT_HOLE && !p->source))
+        return;
+    if (where == AT_NODE && is_writable(o, node)) {
+        if (node->state == NODE_CLEAN) {
+            atomic_store(&node->owner, NULL);
+            generation_append(o, o->current, node);
+        }
+    } else {
+        node = p->spare;
+        p->spare = NULL;
+        if (where == AT_HOLE)
+            memset(node->page, 0, NODE_SIZE);
+        else
+            memcpy(node->page, where == AT_NODE ? p->node->page : p->page, NODE_SIZE);
+        if (where == AT_NODE)
+            supersede(o, p->node);
+        node->level = 0;
+        node->index = p->index;
+        generation_append(o, o->current, node);
+        table_insert(o, node);
+        o->current->grown += where == AT_HOLE;
+    }
+    if (p->source)
+        memcpy((uint8_t *)node->page + p->from, p->source, p->to - p->from);
+    else
+        memset((uint8_t *)node->page + p->from, 0, p->to - p->from);
+}
+
+static void apply(struct object *o, struct update *u)
+{
+    uint64_t committed = committed_nodes(o);
+
+    apply_cut(o, u);
+    for (size_t i = 0; i < u->directs; i++) {
+        uint64_t index = u->direct_index + i;
+        struct node *node = o->data_in_table ? table_find(o, 0, index) : NULL;
+        bool fresh = !node && (index < committed || overlay_get(&o->current->overlay, index) ? is_new(o, index) : true);
+
+        if (node)
+            supersede(o, node);
+        replaced_push(u, overlay_put(&o->current->overlay, index, &u->direct[i]));
+        o->current->grown += fresh;
+    }
+    for (size_t i = 0; i < u->freshes; i++) {
+        struct node *node = u->fresh[i], *old = table_find(o, 0, u->fresh_index + i);
+
+        if (old)
+            supersede(o, old);
+        else
+            o->current->grown += is_new(o, u->fresh_index + i);
+        node->level = 0;
+        node->index = u->fresh_index + i;
+        generation_append(o, o->current, node);
+        table_insert(o, node);
+        u->fresh[i] = NULL;
+    }
+    for (int i = 0; i < u->patches; i++)
+        apply_patch(o, &u->patch[i]);
+    if (u->set || (u->grow && u->size > o->size)) {
+        o->current->attr_dirty |= o->size != u->size;
+        o->size = u->size;
+    }
+}
+
+/* What a patch needs before it can be applied. lock held. 0: nothing; 1: load *at (a tree node, or the data node into p). */
+static int patch_needs(struct object *o, struct patch *p, const struct cursor *cursor, struct location *at)
+{
+    if (is_idle(o, p))
+        return 0;
+    p->where = locate(o, p->index, cursor, at);
+    p->node = at->node;
+    switch (p->where) {
+    case AT_MISSING:
+        return 1;
+    case AT_ENTRY:
+        return !p->loaded || memcmp(&p->entry, &at->entry, sizeof p->entry) != 0;
+    default:
+        return 0;
+    }
+}
+
+/* Loads data node of patch p. Whatever read_node finds, the patch is looked at again under the lock. */
+static int patch_load(struct object *o, struct patch *p)
+{
+    int rc = read_node(o, p->index, p->page, &p->entry);
+
+    p->loaded = !rc && p->entry.slot;
+    return rc;
+}
+
+/* Brings an update about, all of it or nothing. Takes what it needs of u->fresh (entries become NULL). 0 or -errno. */
+static int object_update(struct object *o, struct update *u, int flags)
+{
+    uint8_t page[2][NODE_SIZE];
+    struct cursor cursor;
+    struct location at;
+    int rc = 0;
+
+    cursor_init(&cursor);
+    for (int i = 0; i < u->patches && !rc; i++) {
+        u->patch[i].page = page[i];
+        u->patch[i].spare = pool_take(o->env->pool, POOL_DATA, POOL_APPLICATION);
+        rc = u->patch[i].spare ? 0 : -ENOMEM;
+    }
+    while (!rc) {
+        struct patch *needy = NULL;
+
+        pthread_rwlock_wrlock(&o->lock);
+        if (u->expects && o->size != u->expected)
+            rc = -ESTALE;
+        for (int i = 0; i < u->patches && !rc && !needy; i++)
+            if (patch_needs(o, &u->patch[i], &cursor, &at))
+                needy = &u->patch[i];
+        if (!rc && !needy) {
+            if (!table_reserve(o) || overlay_reserve(&o->current->overlay, u->directs) || cuts_reserve(&o->current->cuts, 1))
+                rc = -ENOMEM;
+            else
+                apply(o, u);
+        }
+        pthread_rwlock_unlock(&o->lock);
+        if (rc || !needy)
+            break;
+        if (flags & OBJECT_NOWAIT)
+            rc = -EAGAIN;
+        else
+            rc = at.where == AT_MISSING ? tree_load(o, &at, &cursor) : patch_load(o, needy);
+    }
+    for (int i = 0; i < u->patches; i++)
+        if (u->patch[i].spare)
+            pool_give(o->env->pool, u->patch[i].spare);
+    undo_slots(o, u->replaced.at, u->replaced.count);
+    slots_free(&u->replaced);
+    return rc;
+}
+
+static void add_patch(struct update *u, uint64_t offset, size_t length, const uint8_t *source)
+{
+    size_t from = offset % NODE_SIZE;
+
+    u->patch[u->patches++] = (struct patch){.index = offset / NODE_SIZE, .from = from, .to = from + length, .source = source};
+}
+
+/* ---- Sealing from the caller's buffer ---- */
+
+struct direct {
+    struct object *o;
+    const uint8_t *buffer;
+    struct entry *entry;
+    size_t n;
+    _Atomic int rc;
+};
+
+/* Seals n nodes, at most BATCH, into a run of slots. On error, what entry[].slot names must be given back. */
+static int seal_run(struct object *o, const uint8_t *buffer, size_t n, struct entry *entry)
+{
+    uint8_t *sealed = sealed_buffer();
+    struct seal_job job[BATCH];
+    uint64_t run;
+
+    if (!sealed)
+        return -ENOMEM;
+    pthread_mutex_lock(&o->space);
+    int rc = alloc_run(o->alloc, n, &run);
+    pthread_mutex_unlock(&o->space);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < n; i++) {
+        entry[i].slot = run + i;
+        job[i] = (struct seal_job){.plain = buffer + i * NODE_SIZE, .sealed = sealed + i * NODE_SIZE, .kind = NODE_DATA};
+    }
+    rc = seal_nodes(o->id, job, n);
+    if (!rc) {
+        struct iovec iov = {sealed, n * NODE_SIZE};
+        rc = blockfile_writev(o->file, run, &iov, 1);
+    }
+    for (size_t i = 0; i < n && !rc; i++) {
+        memcpy(entry[i].key, job[i].key, KEY_SIZE);
+        memcpy(entry[i].tag, job[i].tag, TAG_SIZE);
+    }
+    secret_wipe(job, n * sizeof job[0]);
+    return rc;
+}
+
+static void direct_batch(void *arg, size_t i)
+{
+    struct direct *d = arg;
+    size_t first = i * BATCH, n = d->n - first < BATCH ? d->n - first : BATCH;
+    int expected = 0, rc = seal_run(d->o, d->buffer + first * NODE_SIZE, n, d->entry + first);
+
+    if (rc)
+        atomic_compare_exchange_strong(&d->rc, &expected, rc);
+}
+
+/* Seals n whole nodes into new slots. 0 and their entries, or -errno. */
+static int seal_direct(struct object *o, const uint8_t *buffer, size_t n, struct entry *entry)
+{
+    struct direct d = {.o = o, .buffer = buffer, .entry = entry, .n = n};
+    size_t batches = (n + BATCH - 1) / BATCH;
+
+    if (batches == 1)
+        direct_batch(&d, 0);
+    else
+        workers_parallel(o->env->workers, direct_batch, &d, batches);
+    return d.rc;
+}
+
+/* ---- Write ---- */
+
+/* Keeps dirty memory bounded: whoever would pass the limit writes nodes back itself. */
+static int throttle(struct object *o, size_t nodes, int flags)
+{
+    struct object_env *env = o->env;
+    uint64_t dirty = atomic_load_explicit(&env->dirty_nodes, memory_order_relaxed);
+
+    if (nodes == 0 || dirty + nodes <= env->dirty_limit)
+        return 0;
+    if (flags & OBJECT_NOWAIT)
+        return -EAGAIN;
+    return object_write_back(o, nodes > BATCH ? nodes : BATCH);
+}
+
+/* Copies n whole nodes into memory. 0 or -ENOMEM; nodes taken so far are in `fresh`. */
+static int copy_fresh(struct object *o, const uint8_t *buffer, size_t n, struct node **fresh)
+{
+    for (size_t i = 0; i < n; i++) {
+        fresh[i] = pool_take(o->env->pool, POOL_DATA, POOL_APPLICATION);
+        if (!fresh[i])
+            return -ENOMEM;
+        memcpy(fresh[i]->page, buffer + i * NODE_SIZE, NODE_SIZE);
+    }
+    return 0;
+}
+
+/* Writes n whole nodes at `buffer`, and the patches of the update. */
+static int write_nodes(struct object *o, struct update *u, const uint8_t *buffer, uint64_t index, size_t n, int flags)
+{
+    bool direct = n >= DIRECT_MIN && !(flags & OBJECT_NOWAIT);
+    int rc = throttle(o, (size_t)u->patches + (direct ? 0 : n), flags);
+    struct node *few[DIRECT_MIN] = {0}, **fresh = few;
+
+    if (rc)
+        return rc;
+    if (direct) {
+        struct entry *entry = calloc(n, sizeof *entry);
+        if (!entry)
+            return -ENOMEM;
+        u->direct = entry;
+        u->direct_index = index;
+        u->directs = n;
+        rc = seal_direct(o, buffer, n, entry);
+        if (!rc)
+            rc = object_update(o, u, flags);
+        for (size_t i = 0; i < n && rc; i++)
+            if (entry[i].slot)
+                undo_slots(o, &entry[i].slot, 1);
+        secret_wipe(entry, n * sizeof *entry);
+        free(entry);
+        return rc;
+    }
+    if (n > DIRECT_MIN && !(fresh = calloc(n, sizeof(struct node *))))
+        return -ENOMEM;
+    u->fresh = fresh;
+    u->fresh_index = index;
+    u->freshes = n;
+    rc = copy_fresh(o, buffer, n, fresh);
+    if (!rc)
+        rc = object_update(o, u, flags);
+    for (size_t i = 0; i < n; i++)
+        if (fresh[i])
+            pool_give(o->env->pool, fresh[i]);
+    if (fresh != few)
+        free(fresh);
+    return rc;
+}
+
+static int may_change(struct object *o)
+{
+    if (object_poisoned(o))
+        return -EIO;
+    return o->env->read_only ? -EROFS : 0;
+}
+
+int object_write(struct object *o, const void *buffer, size_t size, uint64_t offset, int flags)
+{
+    const uint8_t *bytes = buffer;
+    int rc = may_change(o);
+
+    if (rc || size == 0)
+        return rc;
+    if (offset > OBJECT_MAX_SIZE || size > OBJECT_MAX_SIZE - offset)
+        return -EFBIG;
+
+    uint64_t end = offset + size, first = nodes_for(offset), last = end / NODE_SIZE;
+    struct update u = {.grow = true, .size = end};
+    if (offset % NODE_SIZE)
+        add_patch(&u, offset, (end < first * NODE_SIZE ? end : first * NODE_SIZE) - offset, bytes);
+    if (end % NODE_SIZE && last >= first)
+        add_patch(&u, last * NODE_SIZE, end % NODE_SIZE, bytes + (last * NODE_SIZE - offset));
+    if (last <= first)
+        return write_nodes(o, &u, NULL, first, 0, flags);
+    return write_nodes(o, &u, bytes + (first * NODE_SIZE - offset), first, last - first, flags);
+}
+
+/* ---- Truncate, punch ---- */
+
+int object_truncate(struct object *o, uint64_t size, int flags)
+{
+    int rc = may_change(o);
+
+    if (rc)
+        return rc;
+    if (size > OBJECT_MAX_SIZE)
+        return -EFBIG;
+    struct update u = {.set = true, .size = size, .cut_first = nodes_for(size), .cut_last = UINT64_MAX};
+    if (size % NODE_SIZE)
+        add_patch(&u, size, NODE_SIZE - size % NODE_SIZE, NULL);
+    rc = throttle(o, (size_t)u.patches, flags);
+    return rc ? rc : object_update(o, &u, flags);
+}
+
+/* Zeroes [offset, end) of an object of `size` bytes: nodes that lie in it become holes, the last one also if only bytes past the
+ * end of the object remain of it. */
+static int punch(struct object *o, uint64_t offset, uint64_t end, uint64_t size, int flags)
+{
+    struct update u = {.expects = true, .expected = size};
+
+    if (end >= size)
+        end = nodes_for(size) * NODE_SIZE;
+    if (offset >= end)
+        return 0;
+    u.cut_first = nodes_for(offset);
+    u.cut_last = end / NODE_SIZE;
+    if (offset % NODE_SIZE) {
+        uint64_t stop = u.cut_first * NODE_SIZE;
+        add_patch(&u, offset, (end < stop ? end : stop) - offset, NULL);
+    }
+    if (end % NODE_SIZE && u.cut_last >= u.cut_first)
+        add_patch(&u, u.cut_last * NODE_SIZE, end % NODE_SIZE, NULL);
+    int rc = throttle(o, (size_t)u.patches, flags);
+    return rc ? rc : object_update(o, &u, flags);
+}
+
+int object_punch(struct object *o, uint64_t offset, uint64_t size, int flags)
+{
+    struct object_attr attr;
+    int rc = may_change(o);
+
+    if (rc)
+        return rc;
+    if (offset > OBJECT_MAX_SIZE || size > OBJECT_MAX_SIZE - offset)
+        return -EFBIG;
+    do {
+        object_attr(o, &attr);
+        rc = punch(o, offset, offset + size, attr.size, flags);
+    } while (rc == -ESTALE);            /* it grew or shrank meanwhile */
+    return rc;
+}
