@@ -46,7 +46,7 @@ class Expected:
     """What an object that could be opened must be like."""
 
     root: str
-    next_counter: int
+    next_counter: int | None
     size: int
     nodes: int
     data: list[tuple[int, int, str]]

@@ -86,7 +86,8 @@ def test_vector(vector: Vector) -> None:
         version = open_as(vector, file, attempt)
         assert version.stored.r.hex() == attempt.expect.root
         check_contents(version, attempt.expect)
-        assert next_counter(read_roots(file, vector.keys)) == attempt.expect.next_counter
+        if attempt.expect.next_counter is not None:
+            assert next_counter(read_roots(file, vector.keys)) == attempt.expect.next_counter
 
 
 def test_vectors_come_from_their_generator(tmp_path: Path) -> None:

@@ -69,13 +69,13 @@ def success(
     data: list[tuple[int, int, str]],
     *,
     nodes: int,
-    next_counter: int = 0,
+    next_counter: int | None = 0,
     unreadable: list[int] | None = None,
 ) -> Vector:
-    """Return what must come of an attempt; unless given, the next counter follows the record's."""
+    """Return what must come of an attempt. `next_counter` 0: the one after the record's."""
     return {
         "root": record.r.hex(),
-        "next_counter": next_counter or record.counter + 1,
+        "next_counter": record.counter + 1 if next_counter == 0 else next_counter,
         "size": size,
         "nodes": nodes,
         "data": data,
@@ -434,7 +434,7 @@ def refusal_vectors() -> Iterator[tuple[str, Vector]]:
                     before,
                     1,
                     success(before, 3 * NODE, [(0, 3 * NODE, "a")], nodes=3,
-                            unreadable=[0, 1, 2]),
+                            unreadable=[0, 1, 2], next_counter=None),
                 ),
             ),
         )  # fmt: skip
@@ -447,7 +447,11 @@ def refusal_vectors() -> Iterator[tuple[str, Vector]]:
                 f"sound, but of format version {version}",
                 _without_data(file),
                 opened_at(Record(1, 2, OTHER_R), DAMAGED),
-                recovered(None, 1, success(before, 3 * NODE, [], nodes=3, unreadable=[0, 1, 2])),
+                recovered(
+                    None,
+                    1,
+                    success(before, 3 * NODE, [], nodes=3, unreadable=[0, 1, 2], next_counter=None),
+                ),
             ),
         )
     yield (
