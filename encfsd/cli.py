@@ -126,9 +126,10 @@ def _mount(args: argparse.Namespace) -> int:
             secret.data.wipe()
             return outcome
         report = outcome
+    log_is_stderr = True
     try:
         with secret, Source(settings.volume.source) as source, Notifier() as notifier:
-            process.log_to(settings.log_file, background=not args.foreground)
+            log_is_stderr = process.log_to(settings.log_file, background=not args.foreground)
             process.raise_descriptor_limit()
             _log.info("%s", _prepare(args))
             read_only = settings.flags.read_only
@@ -138,6 +139,8 @@ def _mount(args: argparse.Namespace) -> int:
         failure = error
     if failure is None:
         return 0
+    if not log_is_stderr:
+        _log.error("%s", failure)
     report(failure)
     raise failure
 

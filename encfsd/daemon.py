@@ -122,8 +122,7 @@ class Daemon:
         return self._failure
 
     def _fail(self, error: EncfsdError) -> None:
-        """Keep the first thing that went wrong."""
-        _log.error("%s", error)
+        """Keep the first thing that went wrong; whoever runs the daemon tells it."""
         self._failure = self._failure or error
 
     # ---- the volume ----
@@ -155,7 +154,7 @@ class Daemon:
         except EncfsdError as error:
             self._fail(error)
         else:
-            _log.info("unmounted, everything is durable; %s", stats.summary(counters))
+            _log.info("closed, everything is durable; %s", stats.summary(counters))
 
     async def _in_thread(self, function: Callable[[], _T]) -> _T:
         """Run something long in a thread; keep the service manager patient meanwhile."""

@@ -202,7 +202,7 @@ def _helper_options(source: str, flags: MountFlags) -> str:
         "ro" if flags.read_only else "rw",
         "nosuid",
         "nodev",
-        "noatime" if flags.noatime else "relatime",
+        *(["noatime"] if flags.noatime else []),  # the helper does not know "relatime", the default
         *(["noexec"] if flags.noexec else []),
         f"fsname={name}",
         "subtype=encfsd",

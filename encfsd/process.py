@@ -46,9 +46,13 @@ class _JournalFormatter(logging.Formatter):
         return f"<{priority}>{super().format(record)}"
 
 
-def log_to(log_file: str | None, *, background: bool) -> None:
-    """Send log lines to `log_file`, else to the journal in the background, else to stderr."""
+def log_to(log_file: str | None, *, background: bool) -> bool:
+    """Send log lines to `log_file`, else to the journal in the background, else to stderr.
+
+    Says whether it is stderr.
+    """
     handler: logging.Handler
+    on_stderr = False
     formatter = logging.Formatter("encfsd: %(message)s")
     if log_file is not None:
         try:
@@ -64,10 +68,12 @@ def log_to(log_file: str | None, *, background: bool) -> None:
         formatter = logging.Formatter("encfsd[%(process)d]: %(message)s")
     else:
         handler = logging.StreamHandler(sys.stderr)
+        on_stderr = True
         if "JOURNAL_STREAM" in os.environ:
             formatter = _JournalFormatter("%(message)s")
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    return on_stderr
 
 
 # Background

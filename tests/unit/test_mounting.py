@@ -84,7 +84,7 @@ def test_unmounting_what_is_not_mounted(tmp_path: Path) -> None:
 def test_what_the_helper_is_told() -> None:
     told = mounting._helper_options("/srv/a,b\\c d", MountFlags(allow_other=True))
     assert told == (
-        "rw,nosuid,nodev,relatime,fsname=/srv/a\\,b\\\\c d,subtype=encfsd,"
+        "rw,nosuid,nodev,fsname=/srv/a\\,b\\\\c d,subtype=encfsd,"
         "default_permissions,max_read=131072,allow_other"
     )
     told = mounting._helper_options("x", MountFlags(read_only=True, noatime=True))
