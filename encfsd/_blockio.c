@@ -539,6 +539,19 @@ int blockfile_barrier(struct blockfile *file)
     return done(&event, fdatasync(file->fd) == 0 ? 0 : -errno);
 }
 
+int blockfile_settle(struct blockfile *file)
+{
+    const struct blockio_event event = {.call = BIO_BARRIER, .id = file->id};
+    int error = before(&event);
+
+    if (error)
+        return error;
+    error = fdatasync(file->fd) == 0 ? 0 : -errno;
+    if (!error)
+        error = -posix_fadvise(file->fd, 0, 0, POSIX_FADV_DONTNEED);
+    return done(&event, error);
+}
+
 int blockfile_truncate(struct blockfile *file, uint64_t slots)
 {
     const struct blockio_event event = {.call = BIO_TRUNCATE, .id = file->id, .slot = slots};

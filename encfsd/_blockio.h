@@ -60,6 +60,11 @@ int blockfile_writev(struct blockfile *file, uint64_t slot, const struct iovec *
 /* The barrier: fdatasync. After an error the caller must not assume anything of what it wrote since the last success. */
 int blockfile_barrier(struct blockfile *file);
 
+/* For recovery: makes durable what the page cache holds of the file, then drops it, so that what is read next comes from the disk.
+ * After a failed barrier the cache holds clean pages that the disk never got; a barrier alone would let them pass. Writes nothing
+ * that was not written before. 0 or -errno. */
+int blockfile_settle(struct blockfile *file);
+
 int blockfile_truncate(struct blockfile *file, uint64_t slots);             /* new length in slots */
 int blockfile_punch(struct blockfile *file, uint64_t slot, uint64_t n);     /* gives space back; -EOPNOTSUPP is success */
 int blockfile_zero_fill(struct blockfile *file, uint64_t slot, uint64_t n); /* writes zeros: overwriting them later needs no journal */

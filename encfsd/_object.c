@@ -201,15 +201,22 @@ static int adopt(struct object *o, const struct candidates *c, unsigned i)
     return 0;
 }
 
-/* Opens the file and reads its roots. On error nothing is left. */
-static int open_candidates(struct object **o, struct candidates **c, struct object_env *env, const uint8_t id[ID_SIZE])
+/* Opens the file and reads its roots, for recovery as the disk holds them. On error nothing is left. */
+static int open_candidates(struct object **o, struct candidates **c, struct object_env *env, const uint8_t id[ID_SIZE],
+                           bool recovery)
 {
     int rc = object_new(o, env, id, false);
 
     if (rc)
         return rc;
     *c = calloc(1, sizeof **c);
-    rc = *c ? read_candidates(*o, *c) : -ENOMEM;
+    rc = *c ? 0 : -ENOMEM;
+    /* What lies in the page cache only must be on the disk before anything builds on it; and what only seems to lie on the
+     * disk, because a barrier failed, must not be believed. */
+    if (!rc && recovery)
+        rc = blockfile_settle((*o)->file);
+    if (!rc)
+        rc = read_candidates(*o, *c);
     if (rc) {
         free(*c);
         object_close(*o);
@@ -227,7 +234,7 @@ int object_open(struct object **out, struct object_env *env, const uint8_t id[ID
 {
     struct candidates *c;
     struct object *o;
-    int rc = open_candidates(&o, &c, env, id);
+    int rc = open_candidates(&o, &c, env, id, false);
 
     if (rc)
         return rc;
@@ -303,15 +310,12 @@ int object_recover(struct object **out, struct object_env *env, const uint8_t id
 {
     struct candidates *c;
     struct object *o;
-    int rc = open_candidates(&o, &c, env, id);
+    int rc = open_candidates(&o, &c, env, id, true);
 
     if (rc)
         return rc;
     rc = adopt_newest(o, c, record, active_epoch);
     free_candidates(c);
-    /* What was read may lie in the page cache only. Before anything builds on it, it must be on the disk. */
-    if (!rc && !env->read_only)
-        rc = blockfile_barrier(o->file);
     if (rc) {
         object_close(o);
         return rc;

@@ -44,18 +44,12 @@ void state_set_header(struct volume *v, uint64_t generation, const uint8_t diges
     memcpy(v->state.record.header_digest, digest, 32);
 }
 
-int state_write(struct volume *v, const struct object_record *record, bool clean)
+/* Writes `next` as the newest record. */
+static int write_next(struct volume *v, struct state_record next)
 {
-    struct state_record next = v->state.record;
     off_t at;
 
-    if (v->state.fd < 0)
-        return 0;
-    next.flags = clean ? STATE_CLEAN : 0;
     next.sequence++;
-    next.epoch = record->epoch;
-    next.counter = record->counter;
-    memcpy(next.salt, record->salt, SALT_SIZE);
     if (keyring_state_mac(v->ring, &next, offsetof(struct state_record, mac), next.mac))
         return -EIO;
     at = (off_t)(next.sequence % STATE_SLOTS) * STATE_SLOT_SIZE;   /* never the newest record's */
@@ -65,4 +59,28 @@ int state_write(struct volume *v, const struct object_record *record, bool clean
         return -errno;
     v->state.record = next;
     return 0;
+}
+
+int state_write(struct volume *v, const struct object_record *record, bool clean)
+{
+    struct state_record next = v->state.record;
+
+    if (v->state.fd < 0)
+        return 0;
+    next.flags = clean ? STATE_CLEAN : 0;
+    next.epoch = record->epoch;
+    next.counter = record->counter;
+    memcpy(next.salt, record->salt, SALT_SIZE);
+    return write_next(v, next);
+}
+
+int state_begin_epoch(struct volume *v, uint64_t epoch)
+{
+    struct state_record next = v->state.record;
+
+    if (v->state.fd < 0)
+        return 0;
+    next.flags = 0;
+    next.epoch_begun = epoch;
+    return write_next(v, next);
 }

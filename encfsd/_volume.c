@@ -432,6 +432,18 @@ static int note_dropped(void *arg, const uint8_t id[ID_SIZE])
     return 0;
 }
 
+/* Exceeds every epoch that the volume has seen and that this machine has begun. */
+static uint64_t next_epoch(const struct volume *v, const struct volume_found *found)
+{
+    const uint64_t seen[] = {found->root.epoch, v->options.state.epoch, v->state.record.epoch, v->state.record.epoch_begun};
+    uint64_t highest = 0;
+
+    for (size_t i = 0; i < sizeof seen / sizeof *seen; i++)
+        if (seen[i] > highest)
+            highest = seen[i];
+    return highest + 1;
+}
+
 /* Everything that makes the mount's own epoch durable before any other root of it, and cleans up after the last one. */
 static int begin_epoch(struct volume *v, struct volume_found *found, bool clean, char *message, size_t size)
 {
@@ -439,8 +451,10 @@ static int begin_epoch(struct volume *v, struct volume_found *found, bool clean,
     struct id_list orphan_files = {0};
     int rc;
 
-    v->env.epoch = (found->root.epoch > v->options.state.epoch ? found->root.epoch : v->options.state.epoch) + 1;
-    rc = space_restore_ballast(v);
+    v->env.epoch = next_epoch(v, found);
+    rc = state_begin_epoch(v, v->env.epoch);
+    if (!rc)
+        rc = space_restore_ballast(v);
     if (rc == -ENOSPC)
         rc = 0;                                 /* a full store can be mounted: files must be deleted somehow */
     if (!rc)

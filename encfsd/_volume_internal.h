@@ -39,7 +39,8 @@ struct state_record {
     uint64_t header_generation;
     uint8_t salt[SALT_SIZE];
     uint8_t header_digest[32];
-    uint8_t reserved[32];
+    uint64_t epoch_begun;                       /* highest mount epoch that this machine has begun */
+    uint8_t reserved[24];
     uint8_t mac[32];
 };
 
@@ -101,6 +102,8 @@ uint64_t space_available(struct volume *v);
 /* _state.c */
 /* Reads the newest authentic slot as the template for later writes. 0, or -EBADMSG if neither slot is authentic. */
 int state_load(struct volume *v);
+/* Makes durable that a mount epoch is begun, before its first root is written: the root stays what it was, clean goes. */
+int state_begin_epoch(struct volume *v, uint64_t epoch);
 /* What later writes say of the volume header. */
 void state_set_header(struct volume *v, uint64_t generation, const uint8_t digest[32]);
 /* Makes the record durable in the slot that does not hold the newest. 0 or -errno. */

@@ -16,7 +16,8 @@ offset size meaning (integers little-endian)
     56    8 generation of the volume header
     64   32 R, the id of object 0's root
     96   32 digest of the volume header
-   128   32 zero
+   128    8 highest mount epoch that this machine has begun
+   136   24 zero
    160   32 HMAC-SHA256(F(P, "freshness", volume id), the 160 bytes before)
 ====== ==== ============================================================================
 
@@ -52,7 +53,7 @@ RECORD_SIZE = 192
 SLOT_SIZE = 4096
 SLOTS = 2
 
-_RECORD = struct.Struct("<6sHQ16sQQQQ32s32s32s")
+_RECORD = struct.Struct("<6sHQ16sQQQQ32s32sQ24s")
 _CLEAN = 1
 
 
@@ -75,6 +76,7 @@ class Record:
     root: RootId
     header: HeaderId
     clean: bool
+    epoch_begun: int = 0  # durable before the first root of that epoch; so no epoch is used twice
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def pack(record: Record, key: VolumeKey) -> bytes:
         record.header.generation,
         record.root.salt,
         record.header.digest,
-        bytes(32),
+        record.epoch_begun,
+        bytes(24),
     )
     return body + key.state_mac(body)
 
@@ -118,7 +121,7 @@ def unpack(raw: bytes, key: VolumeKey) -> Record | None:
     if not hmac.compare_digest(key.state_mac(body), found_mac):
         return None
     magic, version, flags, volume_id, sequence, *rest = _RECORD.unpack(body)
-    epoch, counter, generation, salt, digest, reserved = rest
+    epoch, counter, generation, salt, digest, epoch_begun, reserved = rest
     if (magic, version, volume_id) != (MAGIC, VERSION, key.volume_id):
         return None
     if flags & ~_CLEAN or any(reserved):
@@ -128,6 +131,7 @@ def unpack(raw: bytes, key: VolumeKey) -> Record | None:
         RootId(epoch, counter, salt),
         HeaderId(generation, digest),
         bool(flags & _CLEAN),
+        epoch_begun,
     )
 
 

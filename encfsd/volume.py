@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import errno
 import logging
 import os
@@ -302,8 +303,10 @@ class _Opening:
             header = max(volume.accepted_headers())
         finally:
             volume.close()
-        sequence = record.sequence + 1 if record is not None else 1
-        return Record(sequence, volume.root, header, clean=False)
+        if record is None:
+            return Record(1, volume.root, header, clean=False)
+        begun = record.epoch_begun
+        return Record(record.sequence + 1, volume.root, header, clean=False, epoch_begun=begun)
 
 
 @dataclass(frozen=True)
@@ -436,7 +439,7 @@ def _remember(settings: VolumeSettings, key: VolumeKey, header: HeaderId) -> Non
         record = state.read(state_fd, key)
         if record is None:
             raise StateUnusable(settings.state_dir, "the record is gone")
-        newer = Record(record.sequence + 1, record.root, header, record.clean)
+        newer = dataclasses.replace(record, sequence=record.sequence + 1, header=header)
         state.update(state_fd, key, newer)
     finally:
         os.close(state_fd)

@@ -42,6 +42,7 @@ RECORDS = st.builds(
     st.builds(RootId, U64, U64, DIGEST),
     st.builds(HeaderId, U64, DIGEST),
     st.booleans(),
+    U64,
 )
 
 
@@ -53,7 +54,7 @@ def test_pack_and_unpack_are_inverse(any_record: Record) -> None:
 
 
 def test_layout_is_that_of_the_specification() -> None:
-    raw = state.pack(Record(1, RootId(2, 3, b"R" * 32), HeaderId(4, b"D" * 32), True), KEY)
+    raw = state.pack(Record(1, RootId(2, 3, b"R" * 32), HeaderId(4, b"D" * 32), True, 5), KEY)
     assert (
         raw[:160].hex()
         == (
@@ -71,7 +72,8 @@ def test_layout_is_that_of_the_specification() -> None:
             + bytes(7)
             + b"R" * 32
             + b"D" * 32
-            + bytes(32)
+            + b"\x05"
+            + bytes(31)
         ).hex()
     )
     assert raw[160:] == KEY.state_mac(raw[:160])
@@ -87,6 +89,7 @@ def test_record_matches_the_vector() -> None:
         RootId(known["epoch"], known["counter"], bytes.fromhex(known["R"])),
         HeaderId(known["header_generation"], bytes.fromhex(known["header_digest"])),
         known["clean"],
+        known["epoch_begun"],
     )
     assert state.unpack(raw, key) == expected
     assert state.pack(expected, key) == raw
@@ -112,7 +115,7 @@ def test_record_of_another_volume_or_key_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("offset", "data"),
-    [(0, b"X"), (6, b"\x02"), (8, b"\x03"), (15, b"\x80"), (128, b"\x01"), (16, b"X")],
+    [(0, b"X"), (6, b"\x02"), (8, b"\x03"), (15, b"\x80"), (136, b"\x01"), (159, b"\x80"), (16, b"X")],
 )
 def test_authentic_but_unknown_fields_are_refused(offset: int, data: bytes) -> None:
     body = state.pack(record(), KEY)[:160]

@@ -164,7 +164,7 @@ def key_vectors() -> dict[str, dict[str, object]]:
         "other_KEK": other.kek.hex(),
     }
     record = b"ENCSTA" + struct.pack("<HQ16sQQQQ", 1, 1, VID, 7, 3, 41, 2)
-    record += b"\x52" * 32 + b"\x44" * 32 + bytes(32)
+    record += b"\x52" * 32 + b"\x44" * 32 + struct.pack("<Q24s", 4, bytes(24))
     vectors["state-record"] = {
         "volume_id": VID.hex(),
         "volume_key": VK.hex(),
@@ -175,6 +175,7 @@ def key_vectors() -> dict[str, dict[str, object]]:
         "header_generation": 2,
         "R": "52" * 32,
         "header_digest": "44" * 32,
+        "epoch_begun": 4,
         "record": (record + hmac256(f(P, "freshness", VID), record)).hex(),
     }
     return vectors
