@@ -61,16 +61,16 @@ struct patch {
     uint64_t index;
     size_t from, to;
     const uint8_t *source;              /* NULL: zeros */
-    enum where where;                   /* of the old content, as found by patch_needs under the same hold of the lock */
-    struct node *node;
+    struct node *spare;                 /* takes the new content if the node is not in memory or must not change */
+    struct location at;                 /* of the old content, as patch_needs found it under this hold of the lock */
+    struct cursor cursor;
     bool loaded;                        /* page holds what entry names */
     struct entry entry;
-    uint8_t *page;                      /* NODE_SIZE bytes */
-    struct node *spare;                 /* takes the new content if the node is not in memory or must not change */
+    uint8_t page[NODE_SIZE];
 };
 
 struct update {
-    struct patch patch[2];
+    struct patch *patch;                /* two of them, on the caller's stack */
     int patches;
     uint64_t cut_first, cut_last;       /* nodes that become holes */
     uint64_t direct_index;              /* nodes that were sealed already */
@@ -155,8 +155,8 @@ static bool is_writable(const struct object *o, const struct node *node)
 
 static void apply_patch(struct object *o, struct patch *p)
 {
-    struct node *node = p->node;
-    enum where where = p->where;
+    struct node *node = p->at.node;
+    enum where where = p->at.where;
 
     if (is_idle(o, p) || (where == AT_HOLE && !p->source))
         return;
@@ -171,9 +171,9 @@ static void apply_patch(struct object *o, struct patch *p)
         if (where == AT_HOLE)
             memset(node->page, 0, NODE_SIZE);
         else
-            memcpy(node->page, where == AT_NODE ? p->node->page : p->page, NODE_SIZE);
+            memcpy(node->page, where == AT_NODE ? p->at.node->page : p->page, NODE_SIZE);
         if (where == AT_NODE)
-            supersede(o, p->node);
+            supersede(o, p->at.node);
         node->level = 0;
         node->index = p->index;
         generation_append(o, o->current, node);
@@ -222,46 +222,44 @@ static void apply(struct object *o, struct update *u)
     }
 }
 
-/* What a patch needs before it can be applied. lock held. 0: nothing; 1: load *at (a tree node, or the data node into p). */
-static int patch_needs(struct object *o, struct patch *p, const struct cursor *cursor, struct location *at)
+/* True if something must be loaded before the patch can be applied: what p->at misses, or the data node. lock held. */
+static bool patch_needs(struct object *o, struct patch *p)
 {
     if (is_idle(o, p))
-        return 0;
-    p->where = locate(o, p->index, cursor, at);
-    p->node = at->node;
-    switch (p->where) {
+        return false;
+    switch (locate(o, p->index, &p->cursor, &p->at)) {
     case AT_MISSING:
-        return 1;
+        return true;
     case AT_ENTRY:
-        return !p->loaded || memcmp(&p->entry, &at->entry, sizeof p->entry) != 0;
+        return !p->loaded || memcmp(&p->entry, &p->at.entry, sizeof p->entry) != 0;
     default:
-        return 0;
+        return false;
     }
 }
 
-/* Loads data node of patch p. Whatever read_node finds, the patch is looked at again under the lock. */
+/* Whatever is found, the patch is looked at again under the lock. */
 static int patch_load(struct object *o, struct patch *p)
 {
+    if (p->at.where == AT_MISSING)
+        return tree_load(o, &p->at, &p->cursor);
     int rc = read_node(o, p->index, p->page, &p->entry);
-
     p->loaded = !rc && p->entry.slot;
     return rc;
+}
+
+static int take_spares(struct object *o, struct update *u)
+{
+    for (int i = 0; i < u->patches; i++)
+        if (!(u->patch[i].spare = pool_take(o->env->pool, POOL_DATA, POOL_APPLICATION)))
+            return -ENOMEM;
+    return 0;
 }
 
 /* Brings an update about, all of it or nothing. Takes what it needs of u->fresh (entries become NULL). 0 or -errno. */
 static int object_update(struct object *o, struct update *u, int flags)
 {
-    uint8_t page[2][NODE_SIZE];
-    struct cursor cursor;
-    struct location at;
-    int rc = 0;
+    int rc = take_spares(o, u);
 
-    cursor_init(&cursor);
-    for (int i = 0; i < u->patches && !rc; i++) {
-        u->patch[i].page = page[i];
-        u->patch[i].spare = pool_take(o->env->pool, POOL_DATA, POOL_APPLICATION);
-        rc = u->patch[i].spare ? 0 : -ENOMEM;
-    }
     while (!rc) {
         struct patch *needy = NULL;
 
@@ -269,7 +267,7 @@ static int object_update(struct object *o, struct update *u, int flags)
         if (u->expects && o->size != u->expected)
             rc = -ESTALE;
         for (int i = 0; i < u->patches && !rc && !needy; i++)
-            if (patch_needs(o, &u->patch[i], &cursor, &at))
+            if (patch_needs(o, &u->patch[i]))
                 needy = &u->patch[i];
         if (!rc && !needy) {
             if (!table_reserve(o) || overlay_reserve(&o->current->overlay, u->directs) || cuts_reserve(&o->current->cuts, 1))
@@ -280,10 +278,7 @@ static int object_update(struct object *o, struct update *u, int flags)
         pthread_rwlock_unlock(&o->lock);
         if (rc || !needy)
             break;
-        if (flags & OBJECT_NOWAIT)
-            rc = -EAGAIN;
-        else
-            rc = at.where == AT_MISSING ? tree_load(o, &at, &cursor) : patch_load(o, needy);
+        rc = flags & OBJECT_NOWAIT ? -EAGAIN : patch_load(o, needy);
     }
     for (int i = 0; i < u->patches; i++)
         if (u->patch[i].spare)
@@ -295,9 +290,15 @@ static int object_update(struct object *o, struct update *u, int flags)
 
 static void add_patch(struct update *u, uint64_t offset, size_t length, const uint8_t *source)
 {
-    size_t from = offset % NODE_SIZE;
+    struct patch *p = &u->patch[u->patches++];
 
-    u->patch[u->patches++] = (struct patch){.index = offset / NODE_SIZE, .from = from, .to = from + length, .source = source};
+    p->index = offset / NODE_SIZE;
+    p->from = offset % NODE_SIZE;
+    p->to = p->from + length;
+    p->source = source;
+    p->loaded = false;
+    p->spare = NULL;
+    cursor_init(&p->cursor);
 }
 
 /* ---- Sealing from the caller's buffer ---- */
@@ -451,7 +452,8 @@ int object_write(struct object *o, const void *buffer, size_t size, uint64_t off
         return -EFBIG;
 
     uint64_t end = offset + size, first = nodes_for(offset), last = end / NODE_SIZE;
-    struct update u = {.grow = true, .size = end};
+    struct patch patch[2];
+    struct update u = {.patch = patch, .grow = true, .size = end};
     if (offset % NODE_SIZE)
         add_patch(&u, offset, (end < first * NODE_SIZE ? end : first * NODE_SIZE) - offset, bytes);
     if (end % NODE_SIZE && last >= first)
@@ -471,7 +473,8 @@ int object_truncate(struct object *o, uint64_t size, int flags)
         return rc;
     if (size > OBJECT_MAX_SIZE)
         return -EFBIG;
-    struct update u = {.set = true, .size = size, .cut_first = nodes_for(size), .cut_last = UINT64_MAX};
+    struct patch patch[2];
+    struct update u = {.patch = patch, .set = true, .size = size, .cut_first = nodes_for(size), .cut_last = UINT64_MAX};
     if (size % NODE_SIZE)
         add_patch(&u, size, NODE_SIZE - size % NODE_SIZE, NULL);
     rc = throttle(o, (size_t)u.patches, flags);
@@ -482,7 +485,8 @@ int object_truncate(struct object *o, uint64_t size, int flags)
  * end of the object remain of it. */
 static int punch(struct object *o, uint64_t offset, uint64_t end, uint64_t size, int flags)
 {
-    struct update u = {.expects = true, .expected = size};
+    struct patch patch[2];
+    struct update u = {.patch = patch, .expects = true, .expected = size};
 
     if (end >= size)
         end = nodes_for(size) * NODE_SIZE;
