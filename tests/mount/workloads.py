@@ -180,7 +180,7 @@ def _git_write(folder: Path, steps: int) -> Iterator[int]:
         (tree / f"file-{step % 17}").write_bytes(payload(step))
         git(tree, "add", ".")
         git(tree, "commit", "-q", "-m", f"step {step}")
-        # git syncs files, not directories: without this the rename that moves the branch may be lost.
+        # git syncs no directories: the rename that moves the branch might be lost.
         fsync_folder(tree / ".git" / "refs" / "heads")
         yield step
 
