@@ -2,7 +2,8 @@
  * that a crash may leave can be made again.
  *
  * A change (write, zero-fill, punch, truncate) is durable once a barrier followed it; until then it is on the disk or not, each
- * slot for itself, and one of them may be torn between two sectors. The name of a new file is durable once its directory was
+ * slot for itself, and one of them may be torn between two sectors. A write that failed may have happened all the same. What a failed
+ * barrier left behind is clean in the page cache, so that no later barrier writes it: it is adrift. The name of a new file is durable once its directory was
  * synced. A process that dies loses nothing: its changes stay in the page cache, as unsynced as they were. */
 #ifndef ENCFSD_EXPLORER_DISK_H
 #define ENCFSD_EXPLORER_DISK_H
@@ -71,8 +72,8 @@ struct metadata {
 
 enum event_kind {
     WRITTEN, ZEROED, PUNCHED, CUT,      /* changes; a write of many slots is one event a slot */
-    CREATED, NAMED,                     /* the file; its name became durable */
-    BARRIER,
+    CREATED, REMOVED, NAMED,            /* the file; its name became durable */
+    BARRIER, FAILED_BARRIER,
     METADATA,                           /* a metadata commit became durable */
     ACKNOWLEDGED,                       /* the caller was told that commit `commit` is durable */
     OPENED,                             /* a new process took commit `commit`: nothing else counts any more */
@@ -82,6 +83,7 @@ struct event {
     enum event_kind kind;
     uint64_t slot, n;
     const struct page *page;            /* WRITTEN */
+    bool failed;                        /* WRITTEN: or not, for the call failed */
     struct metadata metadata;
     int commit;
 };
@@ -132,8 +134,19 @@ static struct {
     long countdown;
     int error;
     long struck;                        /* calls that failed */
-    bool barrier_struck, root_struck, entry_struck, open_struck;
 } fault;
+
+static inline void record_write(const struct blockio_event *e, bool failed)
+{
+    uint64_t slot = e->slot;
+
+    for (int i = 0; i < e->iov_count; i++)
+        for (size_t at = 0; at < e->iov[i].iov_len; at += NODE_SIZE) {
+            struct page *page = page_new();
+            memcpy(page->bytes, (const uint8_t *)e->iov[i].iov_base + at, NODE_SIZE);
+            trace_add(recording, (struct event){.kind = WRITTEN, .slot = slot++, .n = 1, .page = page, .failed = failed});
+        }
+}
 
 static inline int disk_before(void *arg, const struct blockio_event *e)
 {
@@ -143,23 +156,11 @@ static inline int disk_before(void *arg, const struct blockio_event *e)
     if (!fault.lasting)
         fault.armed = false;
     fault.struck++;
-    fault.barrier_struck |= e->call == BIO_BARRIER || e->call == BIO_SYNCFS;
-    fault.entry_struck |= e->call == BIO_SYNC_ENTRY;
-    fault.root_struck |= e->call == BIO_WRITE && e->slot < ROOT_SLOTS;
-    fault.open_struck |= e->call == BIO_OPEN || e->call == BIO_CREATE;
+    if (recording && e->call == BIO_WRITE)
+        record_write(e, true);
+    if (recording && (e->call == BIO_BARRIER || e->call == BIO_SYNCFS))
+        trace_add(recording, (struct event){.kind = FAILED_BARRIER});
     return fault.error;
-}
-
-static inline void record_write(const struct blockio_event *e)
-{
-    uint64_t slot = e->slot;
-
-    for (int i = 0; i < e->iov_count; i++)
-        for (size_t at = 0; at < e->iov[i].iov_len; at += NODE_SIZE) {
-            struct page *page = page_new();
-            memcpy(page->bytes, (const uint8_t *)e->iov[i].iov_base + at, NODE_SIZE);
-            trace_add(recording, (struct event){.kind = WRITTEN, .slot = slot++, .n = 1, .page = page});
-        }
 }
 
 static inline void disk_done(void *arg, const struct blockio_event *e)
@@ -174,7 +175,7 @@ static inline void disk_done(void *arg, const struct blockio_event *e)
         trace_add(recording, (struct event){.kind = CREATED});
         break;
     case BIO_WRITE:
-        record_write(e);
+        record_write(e, false);
         break;
     case BIO_ZERO:
         trace_add(recording, (struct event){.kind = ZEROED, .slot = e->slot, .n = e->n});
@@ -199,7 +200,8 @@ static inline void disk_done(void *arg, const struct blockio_event *e)
     case BIO_READ:
         break;
     case BIO_REMOVE:
-        CHECK(!"no program removes its object");
+        trace_add(recording, (struct event){.kind = REMOVED});
+        break;
     }
 }
 
@@ -215,6 +217,7 @@ static inline void disk_hooks(void)
 struct world {
     struct image durable;
     const struct event *change[EVENTS]; /* not synced, in order */
+    bool adrift[EVENTS];                /* ... nor ever by a barrier */
     int changes;
     bool name_durable;
     struct metadata metadata;
@@ -227,11 +230,36 @@ static inline void world_new(struct world *w)
     w->floor = -1;
 }
 
+static inline bool is_overwritten(const struct world *w, int i)
+{
+    for (int k = i + 1; k < w->changes; k++)
+        if (!w->adrift[k] && (w->change[k]->kind == CUT ? w->change[k]->slot <= w->change[i]->slot
+                                                        : w->change[k]->slot <= w->change[i]->slot
+                                                              && w->change[i]->slot < w->change[k]->slot + w->change[k]->n))
+            return true;
+    return false;
+}
+
 static inline void world_make_durable(struct world *w)
 {
-    for (int i = 0; i < w->changes; i++)
-        image_apply(&w->durable, w->change[i]);
-    w->changes = 0;
+    int left = 0;
+
+    for (int i = 0; i < w->changes; i++) {
+        const struct event *e = w->change[i];
+        if (!w->adrift[i] || e->kind != WRITTEN)
+            image_apply(&w->durable, e);
+        else if (!is_overwritten(w, i)) {
+            w->change[left] = e;
+            w->adrift[left++] = true;
+        }
+    }
+    w->changes = left;
+}
+
+static inline void world_change(struct world *w, const struct event *e)
+{
+    w->adrift[w->changes] = e->failed;
+    w->change[w->changes++] = e;
 }
 
 /* What the page cache holds. */
@@ -239,7 +267,8 @@ static inline void world_cached(const struct world *w, struct image *image)
 {
     *image = w->durable;
     for (int i = 0; i < w->changes; i++)
-        image_apply(image, w->change[i]);
+        if (!w->change[i]->failed)
+            image_apply(image, w->change[i]);
 }
 
 /* ---- A file that shows images ---- */

@@ -31,7 +31,7 @@ static inline void history_cut(int length)
 static inline int history_find(const struct object_record *record)
 {
     for (int i = commits; i-- > 0;)
-        if (memcmp(&history[i].record, record, sizeof *record) == 0)
+        if (memcmp(history[i].record.salt, record->salt, SALT_SIZE) == 0)
             return i;
     return -1;
 }
@@ -106,6 +106,7 @@ struct session {
     uint8_t *bytes;                     /* ROOM; zero from size on */
     uint64_t size;
     int durable;                        /* commit of the last durable root, or -1 */
+    int acknowledged;                   /* the newest that the caller may rely on, or -1 */
 
     struct metadata metadata;           /* as the last durable mark has it */
     bool active;
@@ -127,9 +128,16 @@ static inline void note(struct event e)
         trace_add(recording, e);
 }
 
+static inline void acknowledge(struct session *s, int commit)
+{
+    note((struct event){.kind = ACKNOWLEDGED, .commit = commit});
+    if (s->acknowledged < 0 || descends(commit, s->acknowledged))
+        s->acknowledged = commit;
+}
+
 static inline bool session_new(struct session *s, struct place *place)
 {
-    *s = (struct session){.place = place, .durable = -1, .bytes = calloc(1, ROOM)};
+    *s = (struct session){.place = place, .durable = -1, .acknowledged = -1, .bytes = calloc(1, ROOM)};
     s->error = object_create(&s->o, &place->env, object_name);
     return s->error == 0;
 }
@@ -140,7 +148,7 @@ static inline bool session_mount(struct session *s, struct place *place, const s
 {
     struct object_record adopted = metadata->record;
 
-    *s = (struct session){.place = place, .durable = -1, .metadata = *metadata};
+    *s = (struct session){.place = place, .durable = -1, .acknowledged = -1, .metadata = *metadata};
     place->env.epoch = epoch;
     s->error = metadata->active_epoch
                    ? object_recover(&s->o, &place->env, object_name, &metadata->record, metadata->active_epoch, &adopted)
@@ -152,11 +160,13 @@ static inline bool session_mount(struct session *s, struct place *place, const s
         object_close(s->o);
         return false;
     }
+    history[s->durable].record = adopted;
     if (!broken.no_pins) {
         object_pin_root(s->o, &adopted);
         s->pin = adopted;
         s->pinned = true;
     }
+    s->acknowledged = s->durable;
     note((struct event){.kind = OPENED, .commit = s->durable});
     s->metadata = (struct metadata){.known = true, .record = adopted};
     note((struct event){.kind = METADATA, .metadata = s->metadata});
@@ -201,8 +211,8 @@ static inline int commit(struct session *s, bool solo)
         return 0;
     if (rc)
         return rc;
+    int event = recording ? recording->count : 0, point = commits;
     snapshot(s);
-    int point = commits - 1;
     rc = object_commit_write(s->o, solo && !broken.unfenced_folds);
     if (!rc) {
         rc = object_barrier(s->o);
@@ -213,6 +223,10 @@ static inline int commit(struct session *s, bool solo)
         history[point].record = record;
         s->durable = point;
     }
+    /* Of a root that was written in vain nobody tells the salt, and yet recovery may find it. */
+    for (; rc && recording && event < recording->count; event++)
+        if (recording->event[event].kind == WRITTEN && recording->event[event].slot < ROOT_SLOTS)
+            memcpy(history[point].record.salt, recording->event[event].page->bytes + 8, SALT_SIZE);
     return rc;
 }
 
@@ -229,7 +243,7 @@ static inline void land_mark(struct session *s)
     s->mark.submitted = false;
     s->metadata = s->mark.metadata;
     note((struct event){.kind = METADATA, .metadata = s->metadata});
-    note((struct event){.kind = ACKNOWLEDGED, .commit = s->mark.commit});
+    acknowledge(s, s->mark.commit);
     if (s->pinned && !(s->mark.named && is_pin(s, &s->metadata.record)))
         object_unpin_root(s->o, &s->pin);
     s->pinned = s->mark.named;
@@ -272,7 +286,7 @@ static inline int solo(struct session *s)
     int rc = commit(s, true);
     if (rc)
         return rc;
-    note((struct event){.kind = ACKNOWLEDGED, .commit = s->durable});
+    acknowledge(s, s->durable);
     object_release(s->o, &history[s->durable].record);
     return 0;
 }
