@@ -51,25 +51,24 @@ static void fx_dropped(void *arg, const uint8_t id[ID_SIZE])
 	memcpy(fx->dropped_id, id, ID_SIZE);
 }
 
-/* A group: writes the rows of all dirty inodes, in one go under the mutex. Returns the first error. */
+/* A group: writes the rows of all dirty inodes. Returns the first error. */
 static inline int fx_group(struct fixture *fx)
 {
-	int result = ns_lock(fx->ns, 0);
-	bool locked = result == 0;
-	struct inode *list = fx->dirty;
-	fx->dirty = NULL;
-	for (struct inode *inode = list; inode != NULL; inode = inode->dirty_next) {
-		inode->on_dirty_list = false;
-		int r = locked && !inode->deleted ? ns_write_inode(fx->ns, inode) : 0;
-		result = result == 0 ? r : result;
-	}
-	if (locked)
+	int result = 0;
+	for (;;) {
+		CHECK_EQ(ns_lock(fx->ns, 0), 0);
+		struct inode *inode = fx->dirty;
+		if (inode != NULL) {
+			fx->dirty = inode->dirty_next;
+			inode->on_dirty_list = false;
+			int r = inode->deleted ? 0 : ns_write_inode(fx->ns, inode);
+			result = result == 0 ? r : result;
+		}
 		ns_unlock(fx->ns);
-	for (struct inode *inode = list, *next; inode != NULL; inode = next) {
-		next = inode->dirty_next;
+		if (inode == NULL)
+			return result;
 		ns_put_inode(fx->ns, inode);
 	}
-	return result;
 }
 
 static inline int fx_open(struct fixture *fx, struct object *object, bool read_only)
