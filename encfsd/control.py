@@ -7,7 +7,6 @@ when the volume is closed, with the exit code of the daemon. The socket lies in 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -114,32 +113,37 @@ class Server:
             while self._waiting:  # noqa: ASYNC110  once, at the very end
                 await trio.sleep(_ANSWER_SECONDS / 100)
 
-    async def serve(self, nursery: trio.Nursery) -> None:
-        """Accept connections; each is served by a task in `nursery`."""
+    async def serve(self) -> None:
+        """Accept connections and answer on each."""
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._socket))
-        while True:
-            nursery.start_soon(self._talk, await listener.accept())
+        await trio.serve_listeners(self._talk, [listener])
 
     async def _talk(self, stream: trio.SocketStream) -> None:
         raw = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         _, uid, _ = _PEER.unpack(raw)
-        async with stream:
-            if uid not in (0, os.geteuid()):
+        if uid not in (0, os.geteuid()):
+            return
+        try:
+            await self._answer_all(stream)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        except Exception as error:  # noqa: BLE001  a question must not end the mount
+            _log.error("control socket: %s", type(error).__name__)
+
+    async def _answer_all(self, stream: trio.SocketStream) -> None:
+        received = bytearray()
+        async for data in stream:
+            received += data
+            while b"\n" in received:
+                line, _, received = received.partition(b"\n")
+                self._waiting += 1
+                try:
+                    answer = await self._answer(bytes(line))
+                    await stream.send_all(json.dumps(answer).encode() + b"\n")
+                finally:
+                    self._waiting -= 1
+            if len(received) > _MAX_LINE:
                 return
-            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                received = bytearray()
-                async for data in stream:
-                    received += data
-                    while b"\n" in received:
-                        line, _, received = received.partition(b"\n")
-                        self._waiting += 1
-                        try:
-                            answer = await self._answer(bytes(line))
-                            await stream.send_all(json.dumps(answer).encode() + b"\n")
-                        finally:
-                            self._waiting -= 1
-                    if len(received) > _MAX_LINE:
-                        return
 
     async def _answer(self, line: bytes) -> Json:
         try:

@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import pyfuse3
@@ -93,6 +93,7 @@ class Daemon:
         self._report = report
         self._notifier = notifier
         self._failure: EncfsdError | None = None
+        self._serving = False
 
     async def run(self, source: Source, secret: Secret) -> EncfsdError | None:
         """Open the volume in the locked `source`, serve until unmounted, close; return what failed.
@@ -109,9 +110,11 @@ class Daemon:
             self._fail(error)
             await self._close(opened)
             return self._failure
-        with server:
+        # Signals are received until the end: one that came during the last commit must not kill it.
+        with server, trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(server.serve, nursery)
+                nursery.start_soon(server.serve)
+                nursery.start_soon(self._obey_signals, signals, nursery)
                 if self._notifier.watchdog_seconds is not None:
                     nursery.start_soon(self._give_signs_of_life, self._notifier.watchdog_seconds)
                 await self._mount_and_serve(opened)
@@ -206,19 +209,20 @@ class Daemon:
         # libfuse closes the descriptor that it is given.
         session = f"/dev/fd/{os.dup(transport.session_fd)}"
         pyfuse3.init(Operations(requests), session, {"fsname=encfsd"})
+        self._serving = True
         try:
             # Two nurseries: sleeping handlers cannot be cancelled, so what wakes them ends last.
             async with trio.open_nursery() as outer:
                 outer.start_soon(requests.serve)
                 async with trio.open_nursery() as inner:
                     inner.start_soon(self._end_with, transport)
-                    inner.start_soon(self._unmount_on_signal)
                     inner.start_soon(self._announce, transport)
                     inner.start_soon(self._pass_on_log, opened)
                     await pyfuse3.main(min_tasks=_MIN_TASKS, max_tasks=_MAX_TASKS)
                     inner.cancel_scope.cancel()
                 outer.cancel_scope.cancel()
         finally:
+            self._serving = False
             pyfuse3.close(unmount=False)
 
     async def _end_with(self, transport: _Transport) -> None:
@@ -252,15 +256,22 @@ class Daemon:
         self._notifier.ready("Mounted")
         self._report(None)
 
-    async def _unmount_on_signal(self) -> None:
-        """Unmount at the first signal; at a second one cut off programs with open files."""
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with trio.open_nursery() as nursery:
-                await anext(signals)
+    async def _obey_signals(self, signals: AsyncIterator[int], nursery: trio.Nursery) -> None:
+        """Unmount at the first signal; at the next one cut off programs with open files."""
+        told = False
+        async for _ in signals:
+            if not self._serving:
+                _log.info("there is nothing mounted any more; the last changes are being written")
+            elif told:
+                self._cut_off()
+            else:
+                told = True
                 self._notifier.stopping("Unmounting")
                 nursery.start_soon(self._unmount)
-                await anext(signals)
-                pyfuse3.terminate()
+
+    def _cut_off(self) -> None:
+        if self._serving:
+            pyfuse3.terminate()
 
     async def _unmount(self) -> None:
         unmount = functools.partial(mounting.unmount, self._point)
@@ -274,7 +285,7 @@ class Daemon:
             with contextlib.suppress(EncfsdError):
                 await trio.to_thread.run_sync(functools.partial(unmount, lazy=True))
             await trio.sleep(_GRACE_SECONDS)
-            pyfuse3.terminate()
+            self._cut_off()
         except EncfsdError as error:
             _log.error("cannot unmount: %s", error)
 
