@@ -313,6 +313,8 @@ static inline void explore_moment(const struct world *w)
 
 static inline void world_step(struct world *w, const struct event *e)
 {
+    int left;
+
     switch (e->kind) {
     case CREATED:
         w->durable.exists = true;
@@ -338,7 +340,15 @@ static inline void world_step(struct world *w, const struct event *e)
         w->floor = e->commit;
         break;
     case FAILED_BARRIER:
-        if (getenv("ADRIFT")) memset(w->adrift, true, (size_t)w->changes);
+        memset(w->adrift, true, (size_t)w->changes);
+        break;
+    case LOST:
+        left = 0;
+        for (int i = 0; i < w->changes; i++)
+            if (!w->adrift[i])
+                w->change[left++] = w->change[i];
+        memset(w->adrift, false, (size_t)left);
+        w->changes = left;
         break;
     default:
         world_change(w, e);

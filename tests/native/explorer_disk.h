@@ -74,6 +74,7 @@ enum event_kind {
     WRITTEN, ZEROED, PUNCHED, CUT,      /* changes; a write of many slots is one event a slot */
     CREATED, REMOVED, NAMED,            /* the file; its name became durable */
     BARRIER, FAILED_BARRIER,
+    LOST,                               /* what was adrift and is still in the list: the disk never got it */
     METADATA,                           /* a metadata commit became durable */
     ACKNOWLEDGED,                       /* the caller was told that commit `commit` is durable */
     OPENED,                             /* a new process took commit `commit`: nothing else counts any more */
@@ -136,6 +137,10 @@ static struct {
     long struck;                        /* calls that failed */
 } fault;
 
+/* If set: called instead of recording the barrier of an object that is being recovered, whose pages are dropped from the cache. */
+static void (*on_settle)(void);
+static bool recovering;
+
 static inline void record_write(const struct blockio_event *e, bool failed)
 {
     uint64_t slot = e->slot;
@@ -187,7 +192,10 @@ static inline void disk_done(void *arg, const struct blockio_event *e)
         trace_add(recording, (struct event){.kind = CUT, .slot = e->slot});
         break;
     case BIO_BARRIER:
-        trace_add(recording, (struct event){.kind = BARRIER});
+        if (recovering && on_settle)
+            on_settle();
+        else
+            trace_add(recording, (struct event){.kind = BARRIER});
         break;
     case BIO_SYNC_ENTRY:
         trace_add(recording, (struct event){.kind = NAMED});

@@ -10,6 +10,8 @@ enum { ROOM = 160 * NODE_SIZE, COMMITS = 128 };     /* bytes that an object may 
 
 static const uint8_t object_name[ID_SIZE] = {0xab, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
+static int own_memory;                  /* > 0: who allocates now is the test */
+
 /* ---- What was committed ---- */
 
 struct commit_point {
@@ -137,7 +139,9 @@ static inline void acknowledge(struct session *s, int commit)
 
 static inline bool session_new(struct session *s, struct place *place)
 {
+    own_memory++;
     *s = (struct session){.place = place, .durable = -1, .acknowledged = -1, .bytes = calloc(1, ROOM)};
+    own_memory--;
     s->error = object_create(&s->o, &place->env, object_name);
     return s->error == 0;
 }
@@ -150,9 +154,11 @@ static inline bool session_mount(struct session *s, struct place *place, const s
 
     *s = (struct session){.place = place, .durable = -1, .acknowledged = -1, .metadata = *metadata};
     place->env.epoch = epoch;
+    recovering = true;
     s->error = metadata->active_epoch
                    ? object_recover(&s->o, &place->env, object_name, &metadata->record, metadata->active_epoch, &adopted)
                    : object_open(&s->o, &place->env, object_name, &metadata->record);
+    recovering = false;
     if (s->error)
         return false;
     s->durable = history_find(&adopted);
@@ -196,8 +202,10 @@ static inline void snapshot(struct session *s)
 {
     if (!CHECK(commits < COMMITS))
         return;
+    own_memory++;
     history[commits] = (struct commit_point){.parent = s->durable, .size = s->size, .bytes = malloc(s->size ? s->size : 1)};
     memcpy(history[commits++].bytes, s->bytes, s->size);
+    own_memory--;
 }
 
 /* One commit. 0 and s->durable, or -errno: then the object says whether anything is lost. */
