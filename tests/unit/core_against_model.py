@@ -1,7 +1,4 @@
-"""The C core beside the model of the format, with the sealing backend that `ENCFSD_CRYPTO` names.
-
-The backend is chosen once a process, so `test_core_against_model.py` runs this file once for each.
-"""
+"""The C core beside the model of the format; run by `test_core_against_model.py`."""
 
 from __future__ import annotations
 
@@ -18,12 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from encfsd.errors import UsageError
 from encfsd.merkle import Environment, Object
-from encfsd.native import ffi, lib
 from encfsd.state import RootId
-from encfsd.volume import setup_crypto
 from tests.model import format_vectors
+from tests.model.format_backends import choose
 from tests.model.format_vectors import Attempt, Expected, Vector
 from tests.model.object_model import (
     MAX_SIZE,
@@ -37,17 +32,9 @@ from tests.model.object_model import (
     read_roots,
 )
 
-BACKEND = os.environ["ENCFSD_CRYPTO"]
-try:
-    setup_crypto(BACKEND)
-except UsageError as error:
-    pytest.skip(str(error), allow_module_level=True)
+choose()
 
 KEYS = Keys(b"v" * 16, b"p" * 32, b"o" * 16)
-
-
-def test_backend() -> None:
-    assert ffi.string(lib.seal_backend_name()).decode() == BACKEND
 
 
 def backing_file(source: Path, object_id: bytes) -> Path:
