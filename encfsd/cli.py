@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from encfsd import keys, mounting, options, process, secrets_input, state, volume, volume_header
-from encfsd.control import Client
+from encfsd.control import Client, socket_path
 from encfsd.errors import (
     DamagedContents,
     EncfsdError,
@@ -167,8 +167,7 @@ def _umount(args: argparse.Namespace) -> int:
     except NotMounted:
         if entry is None:
             raise
-        mounting.unmount(point, lazy=True)  # a dead mount: nobody is left to wait for
-        return 0
+        return _umount_without_daemon(entry)
     with client:
         client.send("wait")
         if entry is not None:
@@ -187,13 +186,27 @@ def _umount(args: argparse.Namespace) -> int:
     return int(answer["exit_code"])
 
 
+def _umount_without_daemon(entry: mounting.MountEntry) -> int:
+    """Clear a dead mount. One whose daemon lives, but not for us, is unmounted like any other."""
+    dead = mounting.is_dead(entry.point)
+    mounting.unmount(entry.point, lazy=dead)
+    if not dead:
+        raise VolumeInUse(entry.point, "unmounted, but its daemon cannot be asked if it is done")
+    with contextlib.suppress(OSError):
+        socket_path(entry.point, entry.user).unlink()
+    return 0
+
+
 def _stats(args: argparse.Namespace) -> int:
     point = mounting.resolve(args.mount_point)
     if mounting.mounted_at(point) is None:
         raise NotMounted(point)
     with Client(point) as client:
         client.send("stats")
-        answer = client.receive(args.timeout)
+        try:
+            answer = client.receive(args.timeout)
+        except TimeoutError:
+            raise NotMounted(point, "its daemon does not answer") from None
     if answer is None or "error" in answer:
         raise NotMounted(point, "it is being unmounted")
     print(json.dumps(answer, indent=2) if args.json else table(answer))

@@ -121,16 +121,19 @@ def check_mount_point(point: str) -> None:
         raise NoFuseDevice(DEVICE)
 
 
+def is_dead(point: str) -> bool:
+    """Say whether the daemon of a mount is gone. Asks the daemon, if there is one."""
+    try:
+        os.stat(point)
+    except OSError as error:
+        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    return False
+
+
 def _clear_if_dead(entry: MountEntry) -> None:
     """Unmount what a crashed daemon of ours left behind; AlreadyMounted if it is anything else."""
-    try:
-        os.stat(entry.point)
-    except OSError as error:
-        dead = error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-    else:
-        dead = False
     ours = entry.type == TYPE and os.geteuid() in (0, entry.user)
-    if not (dead and ours):
+    if not (ours and is_dead(entry.point)):
         raise AlreadyMounted(entry.point)
     _log.warning("%s: clearing a dead mount that a crash left", entry.point)
     unmount(entry.point, lazy=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import time
 from types import TracebackType
@@ -112,6 +114,15 @@ class Source:
             os.close(os.open(LOCK, flags, 0o600, dir_fd=self.fd))
         except OSError as error:
             raise from_oserror(os.path.join(self.path, LOCK), error) from error
+
+    def remove_contents(self) -> None:
+        """Empty the directory again after a creation that failed. Never fails."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.fd):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.name, ignore_errors=True, dir_fd=self.fd)
+                else:
+                    os.unlink(entry.name, dir_fd=self.fd)
 
 
 def create(path: str) -> Source:

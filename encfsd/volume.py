@@ -148,29 +148,43 @@ def _set_record(record: Any, root: RootId) -> None:
 
 
 def create(settings: VolumeSettings, secret: Secret, kind: SlotType) -> Header:
-    """Create a volume in an empty or missing directory, and this machine's first record of it."""
+    """Create a volume in an empty or missing directory, and this machine's first record of it.
+
+    The header comes last: it makes the directory a volume. On failure the directory is empty again.
+    """
     with backing.create(settings.source) as source:
-        state_fd = state.open_directory(settings.state_dir)
         try:
             source.create_lock()
             source.lock(read_only=False)
-            header, key = volume_header.create(secret, kind)
-            with key:
-                volume_header.write_first(source.fd, source.path, header)
-                root = _create_object_0(source, key)
-                record = Record(1, root, header.id, clean=True)
-                state.create(state_fd, key, record)
-                opening = _Opening(source, key, state_fd, read_only=False, free_list=0)
-                volume = opening.open(record)
-                try:
-                    volume.accept_headers({header.id})
-                finally:
-                    volume.close()
-            if state.on_same_device(state_fd, source.fd):
-                _warn_same_device(settings)
-        finally:
-            os.close(state_fd)
-    return header
+            return _create_in(source, settings, secret, kind)
+        except BaseException:
+            source.remove_contents()
+            raise
+
+
+def _create_in(source: Source, settings: VolumeSettings, secret: Secret, kind: SlotType) -> Header:
+    state_fd = state.open_directory(settings.state_dir)
+    try:
+        header, key = volume_header.create(secret, kind)
+        with key:
+            _fill(source, key, header, state_fd)
+        if state.on_same_device(state_fd, source.fd):
+            _warn_same_device(settings)
+        return header
+    finally:
+        os.close(state_fd)
+
+
+def _fill(source: Source, key: VolumeKey, header: Header, state_fd: int) -> None:
+    root = _create_object_0(source, key)
+    record = Record(1, root, header.id, clean=True)
+    state.create(state_fd, key, record)
+    volume = _Opening(source, key, state_fd, read_only=False, free_list=0).open(record)
+    try:
+        volume.accept_headers({header.id})
+    finally:
+        volume.close()
+    volume_header.write_first(source.fd, source.path, header)
 
 
 def _warn_same_device(settings: VolumeSettings) -> None:

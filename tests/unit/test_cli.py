@@ -183,6 +183,26 @@ def test_init_refuses_what_is_a_volume_already(scratch: Scratch) -> None:
     encfsd("init", *scratch.unlock, scratch.source, code=Exit.VOLUME_EXISTS)
 
 
+def test_an_init_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    made = Scratch(tmp_path)
+    no_locked_memory = ["prlimit", "--memlock=0:0"]
+    if os.geteuid() == 0:  # root may lock what it likes
+        no_locked_memory += ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-all"]
+    command = [*no_locked_memory, sys.executable, "-m", "encfsd.cli", "init", *made.unlock]
+    result = subprocess.run(
+        [*command, str(made.source)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == Exit.MEMORY_NOT_LOCKED, result.stderr
+    assert "LimitMEMLOCK" in result.stderr
+    assert list(made.source.iterdir()) == []
+    made.init()
+
+
 def test_not_a_volume(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     assert "encfsd init" in encfsd("info", tmp_path, code=Exit.NOT_A_VOLUME).stderr
