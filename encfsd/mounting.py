@@ -122,9 +122,9 @@ def check_mount_point(point: str) -> None:
 
 
 def is_dead(point: str) -> bool:
-    """Say whether the daemon of a mount is gone. Asks the daemon, if there is one."""
+    """Say whether the daemon of a mount is gone. Asks it: stat() may be answered by a cache."""
     try:
-        os.stat(point)
+        os.statvfs(point)
     except OSError as error:
         return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     return False
