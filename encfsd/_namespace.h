@@ -118,6 +118,10 @@ int ns_write_inode(struct namespace *ns, struct inode *inode);  /* attr_dirty/co
 int ns_write_record(struct namespace *ns, struct inode *inode, const struct object_record *record,
                     const struct object_attr *durable, uint64_t active_epoch);
 
+/* Gives free pages at the end of the database back to object 0 if they are many (a megabyte and a quarter of it): one short
+ * transaction, so call it again while it returns 1. Namespace mutex held. 1: there is more to give, 0, or -errno. */
+int ns_shrink(struct namespace *ns);
+
 /* st_blocks of `size` bytes in `nodes` data nodes: never 0 for a file with contents, because programs that preserve holes take that for
  * one hole, also while the kernel still holds the data. */
 uint64_t ns_blocks(uint64_t size, uint64_t nodes);

@@ -5,7 +5,10 @@
 
 #include "_namespace_internal.h"
 
-enum { PAGE_ROWS = 256 };   /* rows read at a time, so that fn runs without the mutex */
+enum {
+    PAGE_ROWS = 256,    /* rows read at a time, so that fn runs without the mutex */
+    SHRINK_PAGES = 256, /* free pages that are worth a transaction: a megabyte */
+};
 
 /* ---- contents and snapshots of inodes ---- */
 
@@ -112,6 +115,36 @@ int ns_write_record(struct namespace *ns, struct inode *inode, const struct obje
         pthread_mutex_unlock(&inode->lock);
     }
     return r;
+}
+
+static int shrink_once(struct namespace *ns)
+{
+    int r = transaction_begin(ns);
+    if (r < 0)
+        return r;
+    /* Each step moves or drops one page. */
+    sqlite3_stmt *stmt = statement_query(ns, SQL_SHRINK, NULL, 0);
+    while ((r = statement_next(ns, stmt)) == 1)
+        ;
+    sqlite3_reset(stmt);
+    return transaction_end(ns, r);
+}
+
+int ns_shrink(struct namespace *ns)
+{
+    if (atomic_load(&ns->torn))
+        return -EIO;
+    sqlite3_stmt *stmt = statement_query(ns, SQL_FREE_PAGES, NULL, 0);
+    int r = statement_next(ns, stmt);
+    int64_t free_pages = r == 1 ? sqlite3_column_int64(stmt, 0) : 0;
+    int64_t pages = r == 1 ? sqlite3_column_int64(stmt, 1) : 0;
+    sqlite3_reset(stmt);
+    if (r < 0)
+        return r;
+    if (free_pages < SHRINK_PAGES || free_pages < pages / 4)
+        return 0;
+    r = shrink_once(ns);
+    return r < 0 ? r : 1;
 }
 
 /* ---- rows at mount ---- */

@@ -58,6 +58,9 @@ static const char *const sql[STATEMENTS] = {
 
     [SQL_VALUE_GET] = "SELECT value FROM volume WHERE key=?",
     [SQL_VALUE_PUT] = "INSERT OR REPLACE INTO volume(key,value) VALUES(?,?)",
+
+    [SQL_FREE_PAGES] = "SELECT freelist_count,page_count FROM pragma_freelist_count,pragma_page_count",
+    [SQL_SHRINK] = "PRAGMA incremental_vacuum(64)",
 };
 
 int statements_prepare(struct namespace *ns)

@@ -17,7 +17,7 @@
 static const char format_pragmas[] =
     "PRAGMA page_size=4096;"
     "PRAGMA encoding='UTF-8';"
-    "PRAGMA auto_vacuum=NONE;";
+    "PRAGMA auto_vacuum=INCREMENTAL;";
 
 static const char schema[] =
     "CREATE TABLE volume("
@@ -260,7 +260,7 @@ int schema_check(sqlite3 *db, char *message, size_t message_size)
         {"application_id", SCHEMA_APPLICATION_ID},
         {"user_version", SCHEMA_VERSION},
         {"page_size", NODE_SIZE},
-        {"auto_vacuum", 0},
+        {"auto_vacuum", 2},
     };
     char value[32];
     for (size_t i = 0; i < sizeof required / sizeof *required; i++) {

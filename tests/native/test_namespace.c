@@ -1178,6 +1178,50 @@ TEST(values_of_the_volume)
 	fx_end(&fx);
 }
 
+TEST(deleting_gives_the_space_of_the_database_back)
+{
+	enum { N = 1000 };
+	static char value[INLINE_MAX];
+	struct fixture fx;
+	struct attr a;
+	char name[16];
+	fx_new(&fx);
+	ns_lock(fx.ns, 0);
+	CHECK_EQ(ns_shrink(fx.ns), 0);
+	ns_unlock(fx.ns);
+	for (int i = 0; i < N; i++) {
+		snprintf(name, sizeof name, "%d", i);
+		make(&fx, ROOT_INO, name, S_IFREG | 0600, &a);
+		CHECK_EQ(ns_setxattr(fx.ns, a.ino, "user.x", value, sizeof value, 0, true, 0), 0);
+		forget(&fx, a.ino, 1);
+	}
+	size_t full = fx.object->size;
+	CHECK(full > N * sizeof value);
+	for (int i = 0; i < N; i++) {
+		snprintf(name, sizeof name, "%d", i);
+		if (i % 10 != 0)
+			CHECK_EQ(unlink_at(&fx, ROOT_INO, name), 0);
+	}
+	CHECK_EQ(fx.object->size, full);
+	int calls = 0, r;
+	ns_lock(fx.ns, 0);
+	while ((r = ns_shrink(fx.ns)) == 1)
+		calls++;
+	ns_unlock(fx.ns);
+	CHECK_EQ(r, 0);
+	CHECK(calls > 4);
+	CHECK(fx.object->size < full / 2);
+	fx_reopen(&fx);
+	for (int i = 0; i < N; i++) {
+		snprintf(name, sizeof name, "%d", i);
+		r = look(&fx, ROOT_INO, name, &a);
+		CHECK_EQ(r, i % 10 == 0 ? 0 : -ENOENT);
+		if (r == 0)
+			forget(&fx, a.ino, 1);
+	}
+	fx_end(&fx);
+}
+
 TEST(marks_of_inodes_follow_their_changes)
 {
 	struct fixture fx;
