@@ -23,7 +23,6 @@ META_ID = bytes(16)
 """The id of object 0."""
 
 _RESERVE_NODES = 64
-_DIRTY_LIMIT_NODES = 1024
 
 
 class Attributes(NamedTuple):
@@ -56,13 +55,15 @@ class Environment:
         epoch: int,
         read_only: bool = False,
         free_list_bytes: int = 0,
+        dirty_limit: int = 1024,
         cache_data: bool = True,
         threads: int = 0,
     ) -> None:
         """`source`: descriptor of the directory, which stays the caller's. `p`: the volume's P.
 
-        `epoch` is the mount epoch that new roots carry. Without `threads` everything is done on
-        the calling thread.
+        `epoch` is the mount epoch that new roots carry. `dirty_limit` is the number of nodes from
+        which on a writer writes some back itself. Without `threads` everything is done on the
+        calling thread.
         """
         self.objects: set[Object] = set()
         self._struct = ffi.new("struct object_env *")
@@ -70,7 +71,7 @@ class Environment:
         self._struct.epoch = epoch
         self._struct.read_only = read_only
         self._struct.cache_data = cache_data
-        self._struct.dirty_limit = _DIRTY_LIMIT_NODES
+        self._struct.dirty_limit = dirty_limit
         try:
             self._struct.ring = _made(
                 "struct keyring *", lib.keyring_create, volume_id, ffi.from_buffer("uint8_t[]", p)
