@@ -450,6 +450,29 @@ void undo_slots(struct object *o, const uint64_t *slot, size_t n)
     pthread_mutex_unlock(&o->space);
 }
 
+int take_slots(struct object *o, size_t n, struct entry *entry)
+{
+    size_t taken = 0;
+    uint64_t run;
+    int rc = 0;
+
+    pthread_mutex_lock(&o->space);
+    if (n > 1 && alloc_free_below_end(o->alloc) <= alloc_end(o->alloc) / 2) {
+        rc = alloc_run(o->alloc, n, &run);
+        for (; taken < n && !rc; taken++)
+            entry[taken].slot = run + taken;
+    } else {
+        for (; taken < n && !rc; taken += !rc)
+            rc = alloc_data(o->alloc, 0, &entry[taken].slot);
+        for (; rc && taken > 0; taken--)
+            alloc_undo(o->alloc, entry[taken - 1].slot);
+    }
+    pthread_mutex_unlock(&o->space);
+    for (size_t i = 0; i < n && rc; i++)
+        entry[i].slot = 0;
+    return rc;
+}
+
 void object_release(struct object *o, const struct object_record *record)
 {
     struct object_record durable;

@@ -11,7 +11,7 @@ enum {
     AHEAD_MIN = 16, AHEAD_MAX = 64,     /* slots that are written ahead of synced appends */
 };
 
-void object_poison(struct object *o) { atomic_store(&o->poisoned, true); }
+static void object_poison(struct object *o) { atomic_store(&o->poisoned, true); }
 
 /* ---- Sealing dirty nodes ---- */
 
@@ -56,7 +56,7 @@ static size_t take_dirty(struct sealer *s, size_t most)
 /* Slots for n nodes: each near its old place; those without one next to each other. On error none is taken. */
 static int place(struct object *o, struct node *const *node, size_t n, struct entry *entry)
 {
-    uint64_t near[BATCH], slot[BATCH], run;
+    uint64_t near[BATCH];
     struct location at;
     bool old = false;
     size_t placed = 0;
@@ -68,21 +68,17 @@ static int place(struct object *o, struct node *const *node, size_t n, struct en
         old |= near[i] != 0;
     }
     pthread_rwlock_unlock(&o->lock);
+    if (!old)
+        return take_slots(o, n, entry);
 
     pthread_mutex_lock(&o->space);
-    if (!old && n > 1) {
-        rc = alloc_run(o->alloc, n, &run);
-        for (size_t i = 0; i < n && !rc; i++)
-            slot[i] = run + i;
-    } else {
-        for (; placed < n && !rc; placed += !rc)
-            rc = alloc_data(o->alloc, near[placed], &slot[placed]);
-        for (; rc && placed > 0; placed--)
-            alloc_undo(o->alloc, slot[placed - 1]);
-    }
+    for (; placed < n && !rc; placed += !rc)
+        rc = alloc_data(o->alloc, near[placed], &entry[placed].slot);
+    for (; rc && placed > 0; placed--)
+        alloc_undo(o->alloc, entry[placed - 1].slot);
     pthread_mutex_unlock(&o->space);
-    for (size_t i = 0; i < n && !rc; i++)
-        entry[i].slot = slot[i];
+    for (size_t i = 0; i < n && rc; i++)
+        entry[i].slot = 0;
     return rc;
 }
 
@@ -100,7 +96,7 @@ static int write_sealed(struct object *o, const struct entry *entry, uint8_t *se
     return rc;
 }
 
-static int seal_placed(struct object *o, struct node *const *node, size_t n, struct entry *entry)
+int seal_to_slots(struct object *o, const void *const *page, size_t n, struct entry *entry)
 {
     uint8_t *sealed = sealed_buffer();
     struct seal_job job[BATCH];
@@ -108,7 +104,7 @@ static int seal_placed(struct object *o, struct node *const *node, size_t n, str
     if (!sealed)
         return -ENOMEM;
     for (size_t i = 0; i < n; i++)
-        job[i] = (struct seal_job){.plain = node[i]->page, .sealed = sealed + i * NODE_SIZE, .kind = NODE_DATA};
+        job[i] = (struct seal_job){.plain = page[i], .sealed = sealed + i * NODE_SIZE, .kind = NODE_DATA};
     int rc = seal_nodes(o->id, job, n);
     if (!rc)
         rc = write_sealed(o, entry, sealed, n);
@@ -154,12 +150,15 @@ static void seal_batch(void *arg, size_t i)
     struct sealer *s = arg;
     struct node *const *node = s->node + i * BATCH;
     size_t n = s->n - i * BATCH < BATCH ? s->n - i * BATCH : BATCH;
-    struct entry entry[BATCH] = {0};
+    const void *page[BATCH];
+    struct entry entry[BATCH];
     int expected = 0;
 
+    for (size_t k = 0; k < n; k++)
+        page[k] = node[k]->page;
     int rc = place(s->o, node, n, entry);
     if (!rc)
-        rc = seal_placed(s->o, node, n, entry);
+        rc = seal_to_slots(s->o, page, n, entry);
     rc = publish(s->o, s->g, node, n, entry, rc);
     secret_wipe(entry, sizeof entry);
     if (rc)
@@ -232,6 +231,43 @@ static void take_off(struct object *o, struct commit *c)
     p->ctime = o->ctime;
 }
 
+/* Puts the flying generation under the current one: what the current one has is newer. 0, or -ENOMEM and nothing has changed.
+ * lock held exclusively. */
+static int merge_back(struct object *o, struct slots *undo)
+{
+    struct generation *g = o->flying, *current = o->current;
+
+    if (overlay_reserve(&current->overlay, g->overlay.live) || cuts_reserve(&current->cuts, g->cuts.count))
+        return -ENOMEM;
+    for (size_t i = 0; i < g->overlay.list.count; i++) {
+        const struct delta_entry *e = &g->overlay.list.at[i];
+        if (!e->entry.slot)
+            continue;
+        if (overlay_get(&current->overlay, e->index) || cuts_find(&current->cuts, e->index))
+            slots_push(undo, e->entry.slot);
+        else
+            overlay_put(&current->overlay, e->index, &e->entry);
+    }
+    for (size_t i = 0; i < g->cuts.count; i++)
+        cuts_add(&current->cuts, g->cuts.at[i].first, g->cuts.at[i].last);
+    while (g->dirty_first) {
+        struct node *node = g->dirty_first;
+        generation_unlink(o, g, node);
+        if (table_holds(o, node))
+            generation_append(o, current, node);
+        else
+            pool_give(o->env->pool, node);
+    }
+    current->grown += g->grown;
+    current->attr_dirty |= g->attr_dirty;
+    overlay_free(&g->overlay);
+    g->cuts.count = 0;
+    g->grown = 0;
+    g->attr_dirty = false;
+    o->flying = NULL;
+    return 0;
+}
+
 int object_commit_begin(struct object *o)
 {
     if (object_poisoned(o))
@@ -239,11 +275,14 @@ int object_commit_begin(struct object *o)
     if (o->env->read_only)
         return -EROFS;
     struct commit *c = calloc(1, sizeof *c);
+    struct slots undo = {0};
     if (!c)
         return -ENOMEM;
 
     pthread_rwlock_wrlock(&o->lock);
-    int rc = o->flying ? -EBUSY : 0;
+    int rc = o->commit ? -EBUSY : 0;
+    if (!rc && o->flying)
+        rc = merge_back(o, &undo);      /* the last commit failed, and there was no memory for it then */
     if (!rc && !generation_is_dirty(o->current) && o->durable_slot != NO_SLOT)
         rc = 1;
     if (!rc && (c->slot = free_root_slot(o)) == NO_SLOT)
@@ -251,6 +290,8 @@ int object_commit_begin(struct object *o)
     if (!rc)
         take_off(o, c);
     pthread_rwlock_unlock(&o->lock);
+    undo_slots(o, undo.at, undo.count);
+    slots_free(&undo);
     if (rc)
         free(c);
     return rc;
@@ -506,42 +547,6 @@ static void commit_succeeded(struct object *o, struct commit *c)
     pthread_mutex_unlock(&o->space);
 }
 
-/* Puts the flying generation under the current one: what the current one has is newer. 0 or -ENOMEM. lock held exclusively. */
-static int merge_back(struct object *o, struct slots *undo)
-{
-    struct generation *g = o->flying, *current = o->current;
-
-    if (overlay_reserve(&current->overlay, g->overlay.live) || cuts_reserve(&current->cuts, g->cuts.count))
-        return -ENOMEM;
-    for (size_t i = 0; i < g->overlay.list.count; i++) {
-        const struct delta_entry *e = &g->overlay.list.at[i];
-        if (!e->entry.slot)
-            continue;
-        if (overlay_get(&current->overlay, e->index) || cuts_find(&current->cuts, e->index))
-            slots_push(undo, e->entry.slot);
-        else
-            overlay_put(&current->overlay, e->index, &e->entry);
-    }
-    for (size_t i = 0; i < g->cuts.count; i++)
-        cuts_add(&current->cuts, g->cuts.at[i].first, g->cuts.at[i].last);
-    while (g->dirty_first) {
-        struct node *node = g->dirty_first;
-        generation_unlink(o, g, node);
-        if (table_holds(o, node))
-            generation_append(o, current, node);
-        else
-            pool_give(o->env->pool, node);
-    }
-    current->grown += g->grown;
-    current->attr_dirty |= g->attr_dirty;
-    overlay_free(&g->overlay);
-    g->cuts.count = 0;
-    g->grown = 0;
-    g->attr_dirty = false;
-    o->flying = NULL;
-    return 0;
-}
-
 static void commit_failed(struct object *o, struct commit *c)
 {
     struct slots undo = {0};
@@ -557,8 +562,7 @@ static void commit_failed(struct object *o, struct commit *c)
     pthread_mutex_unlock(&o->space);
     pthread_rwlock_wrlock(&o->lock);
     o->commit = NULL;
-    if (merge_back(o, &undo))
-        object_poison(o);
+    merge_back(o, &undo);               /* without memory it goes on flying, and the next commit begins with this */
     pthread_rwlock_unlock(&o->lock);
     undo_slots(o, undo.at, undo.count);
     slots_free(&undo);

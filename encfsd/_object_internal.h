@@ -126,6 +126,9 @@ struct object {
 uint8_t *sealed_buffer(void);
 /* Gives back slots that no root ever reached. Takes `space`. */
 void undo_slots(struct object *o, const uint64_t *slot, size_t n);
+/* Slots for n nodes that have no old place: a run, unless half of the file is holes (then a run would only make it longer).
+ * Fills entry[].slot; on error all are 0 and none is taken. Takes `space`. */
+int take_slots(struct object *o, size_t n, struct entry *entry);
 bool generation_is_dirty(const struct generation *g);
 /* First index at and past which neither the durable root nor the commit in flight holds anything. lock held. */
 uint64_t committed_nodes(const struct object *o);
@@ -195,6 +198,11 @@ void generation_append(struct object *o, struct generation *g, struct node *node
 void generation_unlink(struct object *o, struct generation *g, struct node *node);
 /* Takes a data node out of the table because newer content replaces it; frees it if nobody seals it. */
 void supersede(struct object *o, struct node *node);
+
+/* ---- _object_commit.c ---- */
+
+/* Seals n data nodes, at most BATCH, and writes them to the slots of their entries, whose keys and tags it fills. 0 or -errno. */
+int seal_to_slots(struct object *o, const void *const *page, size_t n, struct entry *entry);
 
 /* ---- _tree_fold.c ---- */
 

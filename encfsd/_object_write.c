@@ -311,35 +311,15 @@ struct direct {
     _Atomic int rc;
 };
 
-/* Seals n nodes, at most BATCH, into a run of slots. On error, what entry[].slot names must be given back. */
+/* Seals n nodes, at most BATCH, into new slots. On error, what entry[].slot names must be given back. */
 static int seal_run(struct object *o, const uint8_t *buffer, size_t n, struct entry *entry)
 {
-    uint8_t *sealed = sealed_buffer();
-    struct seal_job job[BATCH];
-    uint64_t run;
+    const void *page[BATCH];
+    int rc = take_slots(o, n, entry);
 
-    if (!sealed)
-        return -ENOMEM;
-    pthread_mutex_lock(&o->space);
-    int rc = alloc_run(o->alloc, n, &run);
-    pthread_mutex_unlock(&o->space);
-    if (rc)
-        return rc;
-    for (size_t i = 0; i < n; i++) {
-        entry[i].slot = run + i;
-        job[i] = (struct seal_job){.plain = buffer + i * NODE_SIZE, .sealed = sealed + i * NODE_SIZE, .kind = NODE_DATA};
-    }
-    rc = seal_nodes(o->id, job, n);
-    if (!rc) {
-        struct iovec iov = {sealed, n * NODE_SIZE};
-        rc = blockfile_writev(o->file, run, &iov, 1);
-    }
-    for (size_t i = 0; i < n && !rc; i++) {
-        memcpy(entry[i].key, job[i].key, KEY_SIZE);
-        memcpy(entry[i].tag, job[i].tag, TAG_SIZE);
-    }
-    secret_wipe(job, n * sizeof job[0]);
-    return rc;
+    for (size_t i = 0; i < n; i++)
+        page[i] = buffer + i * NODE_SIZE;
+    return rc ? rc : seal_to_slots(o, page, n, entry);
 }
 
 static void direct_batch(void *arg, size_t i)
