@@ -408,19 +408,29 @@ def verify(
 ) -> bool:
     """Read and authenticate everything of a volume opened read-only; say whether it is sound."""
     done = 0
+    stop = ffi.new("int *")
+    raised: list[BaseException] = []
 
-    @ffi.callback("void(void *, uint64_t, uint64_t)")  # type: ignore[untyped-decorator]
+    def end(_: object, error: BaseException, __: object) -> None:
+        """Keep what escapes from a callback, e.g. KeyboardInterrupt: C cannot pass it on."""
+        raised.append(error)
+        stop[0] = 1
+
+    @ffi.callback("void(void *, uint64_t, uint64_t)", onerror=end)  # type: ignore[untyped-decorator]
     def on_progress(_: Any, nodes: int, total: int) -> None:
         nonlocal done
         done += nodes
         progress(done, total)
 
-    @ffi.callback("void(void *, const char *, uint64_t, uint64_t)")  # type: ignore[untyped-decorator]
+    damage = "void(void *, const char *, uint64_t, uint64_t)"
+
+    @ffi.callback(damage, onerror=end)  # type: ignore[untyped-decorator]
     def on_damaged(_: Any, path: Any, offset: int, size: int) -> None:
         damaged(Damage(ffi.string(path), offset, size))
 
-    stop = ffi.new("int *")
     result = lib.volume_verify(volume.handle, on_progress, on_damaged, ffi.NULL, stop)
+    if raised:
+        raise raised[0]
     if result == -errno.EBADMSG:
         return False
     _check("verify", result)

@@ -245,6 +245,26 @@ def test_damaged_metadata(scratch: Scratch) -> None:
     encfsd("verify", *scratch.unlock, scratch.source, code=Exit.DAMAGED_CONTENTS)
 
 
+def test_an_interrupted_verify_stops(scratch: Scratch) -> None:
+    code = (
+        "import sys; from encfsd import cli, progress\n"
+        "def interrupt(*_): raise KeyboardInterrupt\n"
+        "progress.Progress.update = interrupt\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, "verify", *scratch.unlock, str(scratch.source)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 130
+    assert "Traceback" not in result.stderr
+    assert "sound" not in result.stdout
+
+
 def test_key_slots(scratch: Scratch, tmp_path: Path) -> None:
     second = tmp_path / "second"
     second.touch(mode=0o600)
