@@ -98,7 +98,14 @@ native-tests:
 
 .PHONY: bench-core
 bench-core: build ## Measure the core and the namespace beside their limits
-	$(BIN)/python bench/core.py
+	$(call locked,build-bench,bench-drivers)
+	$(BIN)/python bench/core.py $(BENCH)
+
+# As a wheel is built, which is what users run.
+.PHONY: bench-drivers
+bench-drivers:
+	$(call configured,build-bench,-Dbuildtype=release)
+	@$(NINJA) -C build-bench --quiet $(addprefix bench/,$(basename $(notdir $(wildcard bench/bench_*.c))))
 
 .PHONY: demo
 demo: build ## Run RocksDB on a fresh encrypted volume and look at it from outside
@@ -106,4 +113,4 @@ demo: build ## Run RocksDB on a fresh encrypted volume and look at it from outsi
 
 .PHONY: clean
 clean: ## Remove what was built, not the environment
-	rm -rf build build-asan build-tsan encfsd/_native.abi3.so
+	rm -rf build build-asan build-tsan build-bench encfsd/_native.abi3.so
