@@ -121,9 +121,7 @@ def rows(samples: list[Sample]) -> Iterator[Row]:
 
 def table(lines: list[Row]) -> str:
     """Format the table."""
-    head = (
-        f"{'question':45} {'encfsd':>9} {'beside':>16} {'unit':12} {'ratio [spread]':>22} target"
-    )
+    head = f"{'question':45} {'encfsd':>9} {'beside':>16} {'unit':12} {'ratio [spread]':>22} target"
     out = [head, "-" * len(head)]
     for r in lines:
         beside = "" if r.other is None else f"{r.other_side} {r.other:.4g}"
