@@ -390,6 +390,34 @@ def test_an_aborted_connection_ends_the_daemon_in_order(volume: Volume, tmp_path
 # ---- around it ----
 
 
+def test_damage_is_found_by_its_path_and_never_read(volume: Volume) -> None:
+    with volume.mounted():
+        code = "for name in ('a\\nb', 'other'): open(name, 'wb').write(b'x' * 200000)"
+        python(code, volume.point)
+    assert volume.encfsd("verify", *volume.unlock, volume.source).stdout.endswith(": sound\n")
+    victim = max((volume.source / "objects").rglob("*"), key=lambda path: path.stat().st_size)
+    raw = bytearray(victim.read_bytes())
+    raw[4 * 4096 + 100] ^= 1  # the first slot behind the roots
+    victim.write_bytes(raw)
+    result = volume.encfsd("verify", *volume.unlock, volume.source, check=False)
+    assert result.returncode == Exit.DAMAGED_CONTENTS
+    damaged = [line for line in result.stdout.splitlines() if line.startswith("damaged: ")]
+    assert len(damaged) == 1
+    assert re.fullmatch(r"damaged: /(a\\nb|other): 4096 bytes from \d+", damaged[0])
+    with volume.mounted():
+        code = """
+import errno
+seen = []
+for name in ('a\\nb', 'other'):
+    try:
+        seen.append(open(name, 'rb').read() == b'x' * 200000)
+    except OSError as error:
+        seen.append(errno.errorcode[error.errno])
+print(sorted(map(str, seen)))
+"""
+        assert python(code, volume.point) == "['EIO', 'True']\n"
+
+
 def test_the_service_manager_is_told(
     volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
