@@ -231,6 +231,7 @@ def _mount_with_helper(source: str, point: str, flags: MountFlags) -> int:
 
 
 def _run_helper(arguments: list[str], fd: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run fusermount3. Without a hook before exec subprocess uses vfork: no copy of our memory."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     if fd is not None:
         environment["_FUSE_COMMFD"] = str(fd)
