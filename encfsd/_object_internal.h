@@ -103,7 +103,8 @@ struct object {
     struct node **bucket;               /* the node table: chains by (level, index) */
     size_t buckets, in_table, data_in_table;
     struct generation generation[2];
-    struct generation *current, *flying;        /* flying: NULL if no commit is in flight */
+    struct generation *current, *flying;        /* flying: NULL, or of the commit in flight, or of one that failed
+                                                   and that the next one takes up again */
     struct root *root;                  /* the last durable root; all zero before the first commit */
     uint64_t tree_version;              /* counts exchanges of the tree */
     struct commit *commit;              /* NULL if none is in flight */

@@ -63,7 +63,7 @@ static inline void explorer_end(const char *what)
 {
     printf("%s: %lu crash states of %lu runs, %lu violations\n", what, x.states, x.runs, x.violations);
     if (x.control)
-        CHECK_EQ(x.violations, 1);      /* an explorer that finds nothing here finds nothing anywhere */
+        CHECK(x.violations > 0);        /* an explorer that finds nothing here finds nothing anywhere */
     place_close(&x.work);
     place_close(&x.crash);
     CHECK_EQ(pool_destroy(x.pool), 0);
