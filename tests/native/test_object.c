@@ -460,16 +460,17 @@ TEST(pinned_roots_are_not_overwritten)
 
 struct failing {
     enum blockio_call call;
-    int after, error;                   /* this many succeed */
+    atomic_int after;                   /* this many succeed */
+    int error;
     bool once;
-    int failures;
+    atomic_int failures;
 };
 
 static int fail(void *arg, const struct blockio_event *event)
 {
     struct failing *f = arg;
 
-    if (event->call != f->call || f->after-- > 0 || (f->once && f->failures))
+    if (event->call != f->call || atomic_fetch_sub(&f->after, 1) > 0 || (f->once && f->failures))
         return 0;
     f->failures++;
     return f->error;
