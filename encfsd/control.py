@@ -7,6 +7,7 @@ when the volume is closed, with the exit code of the daemon. The socket lies in 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -67,7 +68,7 @@ def listen(point: str) -> socket.socket:
             raise NoPermission(path.parent, "it is not a directory of this user")
         if found.st_mode & 0o077:
             raise NoPermission(path.parent, "others may enter it")
-        path.unlink(missing_ok=True)  # the mount point was free, so nobody listens there
+        path.unlink(missing_ok=True)  # of a daemon that crashed, or that is just ending
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         server.bind(str(path))
         server.listen()
@@ -83,6 +84,7 @@ class Server:
         """`stats` returns the answer to the command of this name."""
         self._socket = listen(point)
         self._path = socket_path(point, os.geteuid())
+        self._inode = self._path.stat().st_ino
         self._stats = stats
         self._ended = trio.Event()
         self._end: Json = {}
@@ -98,7 +100,10 @@ class Server:
         traceback: TracebackType | None,
     ) -> None:
         self._socket.close()
-        self._path.unlink(missing_ok=True)
+        # While we were ending, another volume may have been mounted here.
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.stat().st_ino == self._inode:
+                self._path.unlink()
 
     def refuse_stats(self) -> None:
         """Call before the volume is closed: there is nothing to count any more."""
