@@ -12,13 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.model.format_backends import BACKENDS, run_with
-from tests.model.format_volume import VolumeReader
+from tests.model.format_volume import VolumeReader, siphash
 
 VOLUMES = sorted(path for path in Path(__file__).parent.glob("v[0-9]*") if path.is_dir())
 
 
 def test_there_is_one_of_version_1() -> None:
     assert [path.name for path in VOLUMES] == ["v1"]
+
+
+def test_siphash() -> None:
+    """The example in the paper that defines it."""
+    assert siphash(bytes(range(16)), bytes(range(15))) == 0xA129CA6149BE45E5
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -36,7 +41,8 @@ def test_model(folder: Path, tmp_path: Path) -> None:
         assert set(found) == set(manifest)
         for path, said in manifest.items():
             file = found[path]
-            assert (file.mode, file.size) == (said["mode"], said["size"]), path
+            for name in ("mode", "nlink", "uid", "gid", "size", "blocks", "mtime"):
+                assert getattr(file, name) == said[name], (path, name)
             assert {
                 name.decode(): hashlib.sha256(value).hexdigest()
                 for name, value in volume.xattrs(file.ino).items()
