@@ -11,7 +11,7 @@
 
 /* ---- The explorer ---- */
 
-enum { SEEN = 1 << 18, MAIN_EPOCH = 2, LATER_EPOCH = 3, JUDGE_EPOCH = 9 };
+enum { SEEN = 1 << 18, MAIN_EPOCH = 2, JUDGE_EPOCH = 9, DEEPEST = 2 };
 
 static struct {
     bool thorough;
@@ -21,7 +21,7 @@ static struct {
 
     /* the program being explored */
     const char *base, *program;
-    char later[160];                    /* what followed the first crash, if anything */
+    char later[300];                    /* crashes so far and what followed them */
     uint64_t random;
     uint64_t seen[SEEN];                /* states judged already: an open hash, emptied for each program */
     unsigned seen_count;
@@ -101,7 +101,7 @@ static inline const char *works(struct session *s)
         wrong = "opens, but cannot be written and committed";
     else if (step(s, 'p') || step(s, 'S'))
         wrong = "opens, but cannot be committed twice";
-    struct metadata exact = {true, history[s->durable].record, 0};
+    struct metadata exact = {.known = true, .record = history[s->durable].record};
     session_end(s);
     if (!wrong && !session_mount(s, &x.crash, &exact, JUDGE_EPOCH + 1)) {
         wrong = "does not open after recovery and a commit";
@@ -147,7 +147,7 @@ static inline bool seen_before(const struct world *w, const struct image *image,
 
     for (uint64_t i = 0; i < image->length; i++)
         hash = mix(hash, image->slot[i] ? image->slot[i]->id : 0);
-    hash = mix(mix(hash, (uint64_t)w->floor), w->metadata.record.counter << 8 | w->metadata.active_epoch << 1 | 1);
+    hash = mix(mix(hash, (uint64_t)w->floor), w->metadata.record.counter << 8 | w->metadata.active_epoch << 1 | w->metadata.is_object_0);
     hash |= 1;                          /* 0: free */
     size_t at = hash % SEEN;
     for (; x.seen[at]; at = (at + 1) % SEEN)
@@ -161,6 +161,7 @@ static inline bool seen_before(const struct world *w, const struct image *image,
 }
 
 static inline void go_on(const struct world *start, const char *how);
+static inline void explore_kills(const struct world *start, const struct trace *t);
 
 static inline void try(const struct world *w, const struct image *image, uint64_t torn, const char *state)
 {
@@ -397,15 +398,16 @@ static inline void go_on(const struct world *start, const char *how)
     struct page *mark = all_pages;
     int length = commits;
     bool scan = random_next() % 2;
+    size_t told = strlen(x.later);
     struct session s;
 
-    snprintf(x.later, sizeof x.later, ", then %s, then \"%s\"%s", how, program, scan ? " with the free map" : "");
+    snprintf(x.later + told, sizeof x.later - told, ", then %s, then \"%s\"%s", how, program, scan ? " with the free map" : "");
     x.depth++;
     t->count = 0;
     world_cached(start, cached);
     if (screen_show(&x.work.screen, cached)) {
         recording = t;
-        bool mounted = session_mount(&s, &x.work, &start->metadata, LATER_EPOCH);
+        bool mounted = session_mount(&s, &x.work, &start->metadata, MAIN_EPOCH + (uint64_t)x.depth);
         if (!mounted) {
             violation(s.error ? "does not open" : "opens as something that was never committed", "the page cache");
         } else {
@@ -418,15 +420,18 @@ static inline void go_on(const struct world *start, const char *how)
         }
         recording = NULL;
         screen_forget(&x.work.screen);
-        if (mounted)
+        if (mounted) {
             explore(start, t);
+            if (x.depth < DEEPEST && random_next() % (x.thorough ? 8 : 32) == 0)
+                explore_kills(start, t);
+        }
     }
     history_cut(length);
     pages_free(mark);
     free(cached);
     free(t);
     x.depth--;
-    x.later[0] = 0;
+    x.later[told] = 0;
 }
 
 /* The process dies after each call of the run that is not one of many alike. */
@@ -456,15 +461,15 @@ struct base {
     struct world world;
 };
 
-enum { NEW, SMALL, TOMBS, FOLDED, BASES };
+enum { NEW, SMALL, TOMBS, FOLDED, OBJECT_0, BASES };
 
 static struct base bases[BASES];
 
 /* new: nothing. small: three nodes and a bit, in the delta. tombs: a tree of height 2, its delta almost full. folded: a tree of
- * height 2, its delta empty. */
+ * height 2, its delta empty. object 0: small, but no metadata know its root. */
 static inline void make_base(int which)
 {
-    static const char *const names[] = {"new", "small", "tombs", "folded"};
+    static const char *const names[] = {"new", "small", "tombs", "folded", "object 0"};
     struct base *b = &bases[which];
     struct trace *t = malloc(sizeof *t);
     struct session s;
@@ -472,7 +477,12 @@ static inline void make_base(int which)
 
     b->name = names[which];
     world_new(&b->world);
-    if (which == NEW) {
+    if (which == OBJECT_0) {
+        b->world = bases[SMALL].world;
+        b->world.metadata.is_object_0 = true;
+        b->world.metadata.active_epoch = 1;
+    }
+    if (which == NEW || which == OBJECT_0) {
         free(t);
         return;
     }

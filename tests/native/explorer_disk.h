@@ -21,7 +21,7 @@
 #include "_blockio.h"
 #include "check.h"
 
-enum { SLOTS = 768, EVENTS = 4096, SECTOR = 512, SECTORS = NODE_SIZE / SECTOR };
+enum { SLOTS = 1024, EVENTS = 4096, SECTOR = 512, SECTORS = NODE_SIZE / SECTOR };
 
 /* ---- Contents ---- */
 
@@ -66,6 +66,7 @@ struct image {
 /* What the metadata says about the object. */
 struct metadata {
     bool known;
+    bool is_object_0;                   /* no record: the newest root of active_epoch or later counts */
     struct object_record record;
     uint64_t active_epoch;              /* 0: not active */
 };

@@ -6,7 +6,7 @@
 #include "_object.h"
 #include "explorer_disk.h"
 
-enum { ROOM = 160 * NODE_SIZE, COMMITS = 128 };     /* bytes that an object may have; commits of all sessions that live */
+enum { ROOM = 400 * NODE_SIZE, COMMITS = 128 };     /* bytes that an object may have; commits of all sessions that live */
 
 static const uint8_t object_name[ID_SIZE] = {0xab, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -102,6 +102,12 @@ static struct broken {
     bool unfenced_folds;                /* solo commits whose tree has no barrier of its own */
 } broken;
 
+/* The commit in flight. */
+struct flight {
+    bool begun, written;
+    int point, event;                   /* its commit point; where its events begin */
+};
+
 struct session {
     struct place *place;
     struct object *o;
@@ -111,6 +117,7 @@ struct session {
     int acknowledged;                   /* the newest that the caller may rely on, or -1 */
 
     struct metadata metadata;           /* as the last durable mark has it */
+    struct flight flight;
     bool active;
     bool solo_since_group;
     struct {
@@ -156,7 +163,8 @@ static inline bool session_mount(struct session *s, struct place *place, const s
     place->env.epoch = epoch;
     recovering = true;
     s->error = metadata->active_epoch
-                   ? object_recover(&s->o, &place->env, object_name, &metadata->record, metadata->active_epoch, &adopted)
+                   ? object_recover(&s->o, &place->env, object_name, metadata->is_object_0 ? NULL : &metadata->record,
+                                    metadata->active_epoch, &adopted)
                    : object_open(&s->o, &place->env, object_name, &metadata->record);
     recovering = false;
     if (s->error)
@@ -167,13 +175,17 @@ static inline bool session_mount(struct session *s, struct place *place, const s
         return false;
     }
     history[s->durable].record = adopted;
+    s->acknowledged = s->durable;
+    note((struct event){.kind = OPENED, .commit = s->durable});
+    if (metadata->is_object_0) {
+        s->active = true;
+        return true;
+    }
     if (!broken.no_pins) {
         object_pin_root(s->o, &adopted);
         s->pin = adopted;
         s->pinned = true;
     }
-    s->acknowledged = s->durable;
-    note((struct event){.kind = OPENED, .commit = s->durable});
     s->metadata = (struct metadata){.known = true, .record = adopted};
     note((struct event){.kind = METADATA, .metadata = s->metadata});
     return true;
@@ -208,34 +220,59 @@ static inline void snapshot(struct session *s)
     own_memory--;
 }
 
-/* One commit. 0 and s->durable, or -errno: then the object says whether anything is lost. */
-static inline int commit(struct session *s, bool solo)
+static inline int commit_begin(struct session *s, struct flight *f)
+{
+    int rc = object_commit_begin(s->o);
+
+    *f = (struct flight){.begun = rc == 0, .point = commits, .event = recording ? recording->count : 0};
+    if (rc == 0)
+        snapshot(s);
+    return rc == 1 ? 0 : rc;
+}
+
+/* 0 and s->durable, or -errno: then the object says whether anything is lost. */
+static inline int commit_end(struct session *s, struct flight *f, int rc)
 {
     struct object_record record;
     bool barrier_failed = false;
-    int rc = object_commit_begin(s->o);
 
-    if (rc == 1)
-        return 0;
-    if (rc)
+    if (!f->begun)
         return rc;
-    int event = recording ? recording->count : 0, point = commits;
-    snapshot(s);
-    rc = object_commit_write(s->o, solo && !broken.unfenced_folds);
     if (!rc) {
         rc = object_barrier(s->o);
         barrier_failed = rc != 0;
     }
     rc = object_commit_end(s->o, rc, barrier_failed, &record);
+    f->begun = false;
     if (!rc) {
-        history[point].record = record;
-        s->durable = point;
+        history[f->point].record = record;
+        s->durable = f->point;
     }
     /* Of a root that was written in vain nobody tells the salt, and yet recovery may find it. */
-    for (; rc && recording && event < recording->count; event++)
-        if (recording->event[event].kind == WRITTEN && recording->event[event].slot < ROOT_SLOTS)
-            memcpy(history[point].record.salt, recording->event[event].page->bytes + 8, SALT_SIZE);
+    for (int i = f->event; rc && recording && i < recording->count; i++)
+        if (recording->event[i].kind == WRITTEN && recording->event[i].slot < ROOT_SLOTS)
+            memcpy(history[f->point].record.salt, recording->event[i].page->bytes + 8, SALT_SIZE);
     return rc;
+}
+
+/* On error the commit has ended. */
+static inline int commit_write(struct session *s, struct flight *f, bool solo)
+{
+    if (!f->begun || f->written)
+        return 0;
+    f->written = true;
+    int rc = object_commit_write(s->o, solo && !broken.unfenced_folds);
+    return rc ? commit_end(s, f, rc) : 0;
+}
+
+/* All of a commit that is not done yet. */
+static inline int commit(struct session *s, bool solo)
+{
+    int rc = s->flight.begun ? 0 : commit_begin(s, &s->flight);
+
+    if (!rc)
+        rc = commit_write(s, &s->flight, solo);
+    return rc ? rc : commit_end(s, &s->flight, 0);
 }
 
 static inline bool is_pin(const struct session *s, const struct object_record *record)
@@ -259,16 +296,21 @@ static inline void land_mark(struct session *s)
     object_release(s->o, &s->metadata.record);
 }
 
+static inline int solo(struct session *s);
+
 /* A group up to the submission of its mark. enter: into the active set, for solo commits to come. */
 static inline int group(struct session *s, bool enter)
 {
+    if (s->metadata.is_object_0)
+        return solo(s);
     land_mark(s);
     int rc = commit(s, s->active);
     if (rc)
         return rc;
     bool stay = enter || (s->active && s->solo_since_group);
     s->solo_since_group = false;
-    s->mark.metadata = (struct metadata){true, history[s->durable].record, stay ? s->place->env.epoch : 0};
+    s->mark.metadata = (struct metadata){.known = true, .record = history[s->durable].record,
+                                          .active_epoch = stay ? s->place->env.epoch : 0};
     s->mark.commit = s->durable;
     s->mark.named = !stay;
     s->mark.submitted = true;
@@ -304,7 +346,7 @@ static inline int solo(struct session *s)
 static inline int write_both(struct session *s, uint64_t offset, uint64_t size)
 {
     static uint32_t stamp;
-    static uint8_t buffer[64 * NODE_SIZE];
+    static uint8_t buffer[300 * NODE_SIZE];
 
     if (!CHECK(offset + size <= ROOM && size <= sizeof buffer))
         return -EFBIG;
@@ -375,8 +417,10 @@ static inline const char *compare(struct object *o, const uint8_t *bytes, uint64
  *   a append a node      p append 1000 bytes       o overwrite node 1      q overwrite 100 bytes of node 1
  *   t truncate to half   u truncate up, 3 nodes    h punch a little over one node
  *   f write 57 nodes: more than a delta holds      F write 9 nodes, at once, then node by node up to 60
+ *   X write 300 nodes    T truncate to 1000 bytes
  *   w write back         S solo commit             G group commit; its mark becomes durable two steps later
- *   M the mark becomes durable     g group commit whose mark fails */
+ *   M the mark becomes durable     g group commit whose mark fails
+ *   b B the next S, G or g begins here; writes here: what comes between belongs to the commit after it */
 static inline int step(struct session *s, char letter)
 {
     uint64_t nodes = (s->size + NODE_SIZE - 1) / NODE_SIZE;
@@ -396,6 +440,10 @@ static inline int step(struct session *s, char letter)
         for (uint64_t i = 11; i < 62 && !rc; i++)
             rc = write_both(s, i * NODE_SIZE, NODE_SIZE);
         return rc;
+    case 'X': return write_both(s, NODE_SIZE, 300 * NODE_SIZE);
+    case 'T': return truncate_both(s, 1000);
+    case 'b': return s->flight.begun ? 0 : commit_begin(s, &s->flight);
+    case 'B': return commit_write(s, &s->flight, s->active);
     case 'w': return object_write_back(s->o, 64);
     case 'S': return solo(s);
     case 'G': return group(s, false);

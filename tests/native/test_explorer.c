@@ -96,6 +96,7 @@ TEST(every_crash_state_of_chosen_programs_is_a_committed_one)
 {
     static const char *const programs[] = {
         "SoSoSoSoSoSoS", "oGoGoGoGoGM", "SoSGoSoSGoSM", "SaSaSaSaSaSaS", "FSFS", "fGMfGMfGMoS", "SfStSfStS", "wGoqwGM", "FGMtGMFGM", "ogogfgoghgtgoGM",
+        "SobqSoboBqaSbtBoSbhBfS", "fbtfBhGobBaGM", "SfboBoSqbfBtuS", "XSTSaSXSTSoSpS", "XGMtGMoGM",
     };
 
     if (explorer_begin()) {

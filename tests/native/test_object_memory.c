@@ -91,7 +91,7 @@ static bool run_without_memory(const struct base *base, const char *program, lon
     if (!enough()) {
         expect(&s, program, nth, '.');
         CHECK_EQ(step(&s, 'S'), 0);
-        struct metadata exact = {true, history[s.durable].record, 0};
+        struct metadata exact = {.known = true, .record = history[s.durable].record};
         session_end(&s);
         if (CHECK(session_mount(&s, &x.work, &exact, MAIN_EPOCH + 1))) {
             CHECK(compare(s.o, history[s.durable].bytes, history[s.durable].size, false) == NULL);
