@@ -248,6 +248,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.path = backing_file(self.source, KEYS.object_id)
         self.plain = Plain()
         self.committed: dict[bytes, Plain] = {}  # by R
+        self.history: list[RootId] = []
         self.root: RootId | None = None
         self.reusable_before = (0, 0)  # older roots may have lost nodes
         self.epoch = 1
@@ -331,6 +332,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert not self.object.is_dirty
         assert self.object.root == self.root
         self.committed[self.root.salt] = self.plain.copy()
+        self.history.append(self.root)
         self.check_file()
         assert self.object.attributes.nodes == len(self.plain.node)
 
@@ -367,19 +369,21 @@ class CoreMachine(RuleBasedStateMachine):
     def verify(self) -> None:
         assert self.object.verify() == []
 
-    @rule(recover=st.booleans())
-    def reopen(self, recover: bool) -> None:
+    @rule(back=st.none() | st.integers(0, 5))
+    def reopen(self, back: int | None) -> None:
         """Close without a commit, and open as a later mount does."""
         assert self.root
         self.leave()
-        self.open_again(recover)
+        self.open_again(back)
 
-    def open_again(self, recover: bool) -> None:
+    def open_again(self, back: int | None) -> None:
+        """Open at the last root, or recover with a record that is `back` commits old."""
         assert self.root
-        newest, self.epoch = self.root.epoch, self.epoch + 1
+        active_epoch, self.epoch = self.root.epoch, self.epoch + 1
         self.enter()
-        if recover:
-            self.object = self.env.recover(KEYS.object_id, self.root, newest)
+        if back is not None:
+            recorded = self.history[max(0, len(self.history) - 1 - back)]
+            self.object = self.env.recover(KEYS.object_id, recorded, active_epoch)
         else:
             self.object = self.env.open(KEYS.object_id, self.root)
         assert self.object.root == self.root
@@ -408,7 +412,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.path.write_bytes(model.file)
         self.root = RootId(record.epoch, record.counter, record.r)
         self.committed[record.r] = plain
-        self.open_again(recover=True)
+        self.history.append(self.root)
+        self.open_again(back=1)
 
     @invariant()
     def size_is_right(self) -> None:
