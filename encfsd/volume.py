@@ -41,7 +41,7 @@ from encfsd.native import ffi, lib
 from encfsd.options import VolumeSettings
 from encfsd.private_files import UnsafeFileError, open_private
 from encfsd.source import Source
-from encfsd.state import Record, RootId
+from encfsd.state import Found, Record, RootId
 from encfsd.volume_header import Copies, Header, HeaderId
 
 IO_THREADS = 8  # cold random reads need this many
@@ -296,9 +296,8 @@ class _Opening:
         error = from_oserror(where, OSError(-result, os.strerror(-result)))
         return BackingFailed(where, text) if isinstance(error, BackingFailed) else error
 
-    def open_fresh(self, settings: VolumeSettings) -> Volume:
+    def open_fresh(self, settings: VolumeSettings, record: Record | None) -> Volume:
         """Open what may be believed: by this machine's record, or by what the operator says."""
-        record = state.read(self.state_fd, self.key)
         if record is not None and settings.accept_root is None:
             return self.open(record)
         accepted = self._look(settings.accept_root, record)
@@ -331,6 +330,16 @@ class Unlocked:
     header: Header
     key: VolumeKey
     copies: Copies
+    accepted: list[HeaderId]
+    record: Record | None  # as it was before
+
+    def header_needs_work(self) -> bool:
+        """Say whether a change of the header was interrupted, or a copy is damaged."""
+        return (
+            self.accepted != [self.header.id]
+            or self.copies.need_repair(self.header)
+            or (self.record is not None and self.record.header != self.header.id)
+        )
 
 
 def read_headers(source: Source, settings: VolumeSettings) -> Copies:
@@ -359,10 +368,13 @@ def unlocked(
     copies = read_headers(source, settings)
     state_fd = state.open_directory(settings.state_dir)
     opened: list[Volume] = []
+    record: Record | None = None
 
     def accepted(key: VolumeKey) -> list[HeaderId]:
+        nonlocal record
+        record = state.read(state_fd, key)
         opening = _Opening(source, key, state_fd, read_only, free_list)
-        opened.append(opening.open_fresh(settings))
+        opened.append(opening.open_fresh(settings, record))
         return opened[0].accepted_headers()
 
     try:
@@ -370,7 +382,11 @@ def unlocked(
             _warn_same_device(settings)
         header, key = volume_header.open_copies(copies, secret, accepted)
         with key:
-            yield Unlocked(opened[0], header, key, copies)
+            if record is not None and settings.accept_root is None:
+                # The root has been judged already; what is left is the header.
+                state.check(source.path, record, Found(record.root, header.id, ()))
+            names = opened[0].accepted_headers()
+            yield Unlocked(opened[0], header, key, copies, names, record)
     finally:
         os.close(state_fd)
         for volume in opened:
@@ -380,7 +396,12 @@ def unlocked(
 def open_to_serve(
     source: Source, settings: VolumeSettings, secret: Secret, *, read_only: bool, free_list: int
 ) -> Volume:
-    """Open a volume for a mount; the caller closes it."""
+    """Open a volume for a mount; the caller closes it. Finishes a change of the header first."""
+    with unlocked(source, settings, secret, read_only=read_only, free_list=free_list) as it:
+        if read_only or not it.header_needs_work():
+            return it.volume.detach()
+        _log.warning("%s: mending the volume header", source.path)
+        _replace_header(settings, it, it.header)
     with unlocked(source, settings, secret, read_only=read_only, free_list=free_list) as it:
         return it.volume.detach()
 
@@ -446,15 +467,19 @@ def change_header(settings: VolumeSettings, secret: Secret, change: Change) -> H
     """Replace the header by what `change(header, key, next generation)` returns."""
     with Source(settings.source) as source:
         source.lock(read_only=False, wait=CLOSING_SECONDS)
-        remembered: list[HeaderId] = []
         with unlocked(source, settings, secret, read_only=False) as it:
             new = change(it.header, it.key, it.copies.next_generation(it.key))
-            accept = it.volume.accept_headers
-            volume_header.replace(it.copies, it.header, new, accept, remembered.append)
-            # The volume writes the record until it is closed, with the header it knew.
-            it.volume.close()
-            _remember(settings, it.key, remembered[0])
+            _replace_header(settings, it, new)
     return new
+
+
+def _replace_header(settings: VolumeSettings, it: Unlocked, new: Header) -> None:
+    """Replace the header and close the volume, which writes the record until then."""
+    remembered: list[HeaderId] = []
+    accept = it.volume.accept_headers
+    volume_header.replace(it.copies, it.header, new, accept, remembered.append)
+    it.volume.close()
+    _remember(settings, it.key, remembered[0])
 
 
 def _remember(settings: VolumeSettings, key: VolumeKey, header: HeaderId) -> None:

@@ -390,6 +390,18 @@ def test_an_aborted_connection_ends_the_daemon_in_order(volume: Volume, tmp_path
 # ---- around it ----
 
 
+def test_a_mount_mends_the_header(volume: Volume) -> None:
+    copies = [volume.source / name for name in ("volume.header", "volume.header.bak")]
+    good = copies[0].read_bytes()
+    copies[0].unlink()
+    with volume.mounted("-o", "ro"):
+        assert not copies[0].exists()
+    with volume.mounted() as mount:
+        assert [copy.read_bytes() for copy in copies] == [good, good]
+        assert "mending the volume header" in mount.log.read_text()
+        python("open('f', 'w')", volume.point)
+
+
 def test_damage_is_found_by_its_path_and_never_read(volume: Volume) -> None:
     with volume.mounted():
         code = "for name in ('a\\nb', 'other'): open(name, 'wb').write(b'x' * 200000)"

@@ -313,6 +313,20 @@ def test_an_old_header_is_not_accepted(scratch: Scratch, tmp_path: Path) -> None
     encfsd("verify", *scratch.unlock, scratch.source, code=Exit.HEADER_NOT_ACCEPTED)
 
 
+def test_a_change_mends_a_damaged_copy_of_the_header(scratch: Scratch, tmp_path: Path) -> None:
+    copy = scratch.source / "volume.header"
+    raw = bytearray(copy.read_bytes())
+    raw[4000] ^= 1
+    copy.write_bytes(raw)
+    assert "warning" in encfsd("info", scratch.source).stderr
+    second = tmp_path / "second"
+    second.touch(mode=0o600)
+    second.write_bytes(b"\xff" + os.urandom(31))
+    encfsd("key", "add", *scratch.unlock, f"--new-key-file={second}", scratch.source)
+    assert encfsd("info", scratch.source).stderr == ""
+    assert copy.read_bytes() == (scratch.source / "volume.header.bak").read_bytes()
+
+
 # ---- progress ----
 
 
