@@ -89,7 +89,7 @@ def test_the_unit_verifies_clean(tmp_path: Path) -> None:
 
 
 def test_the_unit_keeps_the_mount_visible() -> None:
-    """These would give the daemon a mount namespace of its own."""
+    """These would give the daemon a mount namespace of its own, the last one forbids openat2(2)."""
     text = UNIT.read_text()
     settings = {line.partition("=")[0] for line in text.splitlines() if not line.startswith("#")}
     assert not settings & {
@@ -107,5 +107,6 @@ def test_the_unit_keeps_the_mount_visible() -> None:
         "ReadOnlyPaths",
         "InaccessiblePaths",
         "DynamicUser",
+        "RestrictSUIDSGID",
     }
     assert {"Type", "LoadCredential", "ExecStop", "TimeoutStopSec"} <= settings
