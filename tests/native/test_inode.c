@@ -8,8 +8,10 @@ static struct inode *insert(struct inode_table *table, uint64_t ino)
 {
 	bool created = false;
 	struct inode *inode = inode_get(table, ino, &created);
-	if (CHECK(created))
+	if (CHECK(created)) {
+		CHECK_EQ(pthread_mutex_trylock(&inode->lock), EBUSY);
 		pthread_mutex_unlock(&inode->lock);
+	}
 	return inode;
 }
 

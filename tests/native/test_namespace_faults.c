@@ -339,6 +339,58 @@ TEST(each_failing_call_of_each_operation)
 	fake_object_destroy(tree);
 }
 
+TEST(shrinking_fails_as_a_whole)
+{
+	static char value[INLINE_MAX];
+	struct fixture fx;
+	struct attr a;
+	char name[16];
+	fx_new(&fx);
+	for (int i = 0; i < 1200; i++) {
+		snprintf(name, sizeof name, "%d", i % 600);
+		if (i >= 600) {
+			CHECK_EQ(unlink_at(&fx, ROOT_INO, name), 0);
+			continue;
+		}
+		make(&fx, ROOT_INO, name, S_IFREG, &a);
+		ns_setxattr(fx.ns, a.ino, "user.x", value, sizeof value, 0, true, 0);
+		forget(&fx, a.ino, 1);
+	}
+	CHECK_EQ(fx_group(&fx), 0);
+	struct object *full = copy_of(fx.object);
+	char *dump = fx_dump(full);
+	fx_crash(&fx);
+	fake_object_destroy(fx.object);
+	bool met = true, truncated = false;
+	for (int after = 0; met; after += 3) {
+		CHECK_EQ(fx_open(&fx, copy_of(full), false), 0);
+		struct object *object = fx.object;
+		object->fail_writes = true;
+		object->error = -EIO;
+		object->fail_after = after;
+		ns_lock(fx.ns, 0);
+		int r = ns_shrink(fx.ns);
+		ns_unlock(fx.ns);
+		object->fail_after = -1;
+		met = object->failures > 0;
+		truncated |= object->truncates > 0;
+		bool torn;
+		CHECK_EQ(r, met ? -EIO : 1);
+		CHECK_EQ(ns_failed(fx.ns, &torn), met ? -EIO : 0);
+		CHECK(!torn);
+		CHECK(met ? object->size == full->size : object->size < full->size);
+		fx_crash(&fx);
+		fx_check_database(object);
+		char *now = fx_dump(object);
+		CHECK(strcmp(now, dump) == 0);
+		free(now);
+		fake_object_destroy(object);
+	}
+	CHECK(truncated);
+	free(dump);
+	fake_object_destroy(full);
+}
+
 TEST(a_failed_reclaim_leaves_an_orphan_for_the_next_mount)
 {
 	struct fixture fx;
