@@ -11,6 +11,7 @@ after a signal is cut off: then pyfuse3's loop is ended first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -29,6 +30,7 @@ from encfsd.errors import (
     EncfsdError,
     InternalError,
     NoFuseDevice,
+    NoPermission,
     NotMounted,
     VolumeInUse,
     from_oserror,
@@ -58,9 +60,12 @@ class _Transport:
     """The native transport of one mount."""
 
     def __init__(self, fuse_fd: int) -> None:
-        """Take over `fuse_fd`."""
+        """Take over `fuse_fd`. Raises NoPermission if this user's socket buffers are too small."""
         handle, session = ffi.new("struct transport **"), ffi.new("int *")
-        check(lib.transport_start(handle, fuse_fd, session))
+        result = lib.transport_start(handle, fuse_fd, session)
+        if result == -errno.ENOBUFS:
+            raise NoPermission("net.core.wmem_max", "it must be 256 KiB or more")
+        check(result)
         self._handle = handle[0]
         self.session_fd = int(session[0])
         self.done_fd = int(lib.transport_done_fd(self._handle))
@@ -75,6 +80,13 @@ class _Transport:
     def stop(self) -> None:
         """End the threads; a connection that is still there is aborted."""
         lib.transport_stop(self._handle)
+
+
+def _kinds(error: BaseException) -> str:
+    """Name what went wrong without its text, which may hold a path."""
+    if isinstance(error, BaseExceptionGroup):
+        return ", ".join(_kinds(inner) for inner in error.exceptions)
+    return type(error).__name__
 
 
 def _log_lines(opened: Volume) -> None:
@@ -195,14 +207,17 @@ class Daemon:
             finally:
                 lib.volume_set_notify_fd(opened.handle, -1)
                 transport.stop()
+        except EncfsdError as error:
+            self._fail(error)
         except Exception as error:  # noqa: BLE001  whatever it is, the volume must be closed
-            _log.debug("serving failed", exc_info=error)
-            self._fail(InternalError("event loop", type(error).__name__))
+            self._fail(InternalError("event loop", _kinds(error)))
         with contextlib.suppress(EncfsdError):
-            if mounting.mounted_at(self._point) is not None:
-                await trio.to_thread.run_sync(
-                    functools.partial(mounting.unmount, self._point, lazy=True)
-                )
+            await trio.to_thread.run_sync(self._clear)
+
+    def _clear(self) -> None:
+        """Unmount what nobody serves any more, but nothing that was mounted here meanwhile."""
+        if mounting.mounted_at(self._point) is not None and mounting.is_dead(self._point):
+            mounting.unmount(self._point, lazy=True)
 
     async def _serve(self, opened: Volume, transport: _Transport) -> None:
         requests = Requests(opened.handle)
