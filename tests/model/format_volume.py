@@ -62,7 +62,7 @@ def unlock(header: bytes, key_file: bytes) -> tuple[bytes, bytes]:
 def siphash(key: bytes, data: bytes) -> int:
     """Return SipHash-2-4, 64 bits."""
     mask = 2**64 - 1
-    k0, k1 = struct.unpack("<QQ", key)
+    k0, k1 = (int.from_bytes(key[at : at + 8], "little") for at in (0, 8))
     v0, v1 = k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D
     v2, v3 = k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573
 
@@ -80,7 +80,8 @@ def siphash(key: bytes, data: bytes) -> int:
             v2 = rotate(v2, 32)
 
     padded = data + bytes(7 - len(data) % 8) + bytes([len(data) & 0xFF])
-    for (word,) in struct.iter_unpack("<Q", padded):
+    for at in range(0, len(padded), 8):
+        word = int.from_bytes(padded[at : at + 8], "little")
         v3 ^= word
         rounds(2)
         v0 ^= word
@@ -93,6 +94,8 @@ def siphash(key: bytes, data: bytes) -> int:
 class File:
     """One inode. `object_` is None if its contents lie in the row."""
 
+    row: bytes
+    object_: Version | None
     ino: int
     mode: int
     nlink: int
@@ -101,8 +104,6 @@ class File:
     size: int
     blocks: int
     mtime: int
-    row: bytes
-    object_: Version | None
 
     def read(self, offset: int, size: int) -> bytes:
         if self.object_:
@@ -168,7 +169,7 @@ class VolumeReader:
             "SELECT id, epoch, counter, salt, active_epoch FROM object WHERE ino=?", ino
         )
         if record is None:
-            return File(*attributes, row[0] if row else b"", None)
+            return File(row[0] if row else b"", None, *attributes)
         assert row is None, "contents in two places"
         object_id, epoch, counter, salt, active_epoch = record
         assert active_epoch == 0, "not unmounted in order"
@@ -176,7 +177,7 @@ class VolumeReader:
         keys = Keys(self.volume_id, self._p, object_id)
         version = open_exactly(path.read_bytes(), keys, Record(epoch, counter, salt))
         version.check()
-        found = File(*attributes, b"", version)
+        found = File(b"", version, *attributes)
         assert (found.size, found.mtime) == (version.root.size, version.root.mtime)
         return found
 
