@@ -89,8 +89,12 @@ struct update {
 /* An estimate, without I/O, of whether node `index` was a hole: what must be loaded first counts as data. */
 static bool is_new(struct object *o, uint64_t index)
 {
+    uint64_t nodes = nodes_for(o->root->plain.size);
     struct location at;
 
+    /* A root without holes, and nothing cut since: no need to look. */
+    if (index < nodes && o->root->plain.nodes == nodes && !o->current->cuts.count && !(o->flying && o->flying->cuts.count))
+        return false;
     return locate(o, index, NULL, &at) == AT_HOLE;
 }
 
