@@ -206,10 +206,15 @@ class Mount:
 
 
 class Volume:
-    """An encfsd volume in a scratch folder, with its own state directory and passphrase."""
+    """An encfsd volume in a scratch folder, with its own state directory and secret."""
 
-    def __init__(self, folder: Path, *, encfsd: Sequence[str] = ENCFSD) -> None:
-        """Make the folders; `encfsd` is the command to test."""
+    def __init__(
+        self, folder: Path, *, encfsd: Sequence[str] = ENCFSD, key_file: bool = False
+    ) -> None:
+        """Make the folders; `encfsd` is the command to test.
+
+        `key_file`: not with a passphrase, which takes a second to check each time.
+        """
         self.source = folder / "src"
         self.point = folder / "mnt"
         self.state_dir = folder / "state"
@@ -221,11 +226,17 @@ class Volume:
         self.state_dir.mkdir(mode=0o700)
         self.passphrase_file.touch(mode=0o600)
         self.passphrase_file.write_text(PASSPHRASE + "\n")
+        self._secret = f"--passphrase-file={self.passphrase_file}"
+        if key_file:
+            path = folder / "key"
+            path.touch(mode=0o600)
+            path.write_bytes(os.urandom(64))
+            self._secret = f"--key-file={path}"
 
     @property
     def unlock(self) -> list[str]:
         """Options of every command that opens the volume."""
-        return [f"--passphrase-file={self.passphrase_file}", f"--state-dir={self.state_dir}"]
+        return [self._secret, f"--state-dir={self.state_dir}"]
 
     def encfsd(
         self, *arguments: str | Path, timeout: float = 60.0, check: bool = True
