@@ -28,7 +28,7 @@ static void touch(struct inode *inode)
     inode->attr_dirty = true;
 }
 
-/* In a read-only mount after an unclean stop: the epoch in which the object became active, 0 if it is not. */
+/* The epoch in which the object became active, if that was before this mount and it has not been recovered; else 0. */
 static uint64_t active_epoch_of(const struct volume *v, uint64_t ino)
 {
     for (size_t i = 0; i < v->active_row_count; i++)
@@ -40,19 +40,14 @@ static uint64_t active_epoch_of(const struct volume *v, uint64_t ino)
 /* Opens the object at the recorded root. Inode lock held; blocks. */
 static int open_object(struct volume *v, struct inode *inode)
 {
-    uint64_t active_epoch = v->options.read_only ? active_epoch_of(v, inode->ino) : 0;
+    uint64_t active_epoch = active_epoch_of(v, inode->ino);
     struct object_record adopted;
     int rc;
 
     if (inode->object)
         return 0;
-    if (atomic_load(&v->env.open_objects) >= v->max_open_objects) {
-        pthread_mutex_unlock(&inode->lock);     /* the sweep takes inode locks itself */
-        file_close_idle_objects(v);
-        pthread_mutex_lock(&inode->lock);
-        if (inode->object)
-            return 0;
-    }
+    if (active_epoch && !v->options.read_only)
+        return -EIO;
     if (active_epoch)
         rc = object_recover(&inode->object, &v->env, inode->object_id, &inode->record, active_epoch, &adopted);
     else
@@ -97,8 +92,14 @@ static int acquire(struct volume *v, uint64_t ino, struct inode **inode, bool ne
             ns_unlock(v->ns);
         }
     }
-    if (!rc && has_object(*inode) && !(*inode)->object)
+    if (!rc && has_object(*inode) && !(*inode)->object) {
+        if (!(flags & FILE_NOWAIT) && atomic_load(&v->env.open_objects) >= v->max_open_objects) {
+            pthread_mutex_unlock(&(*inode)->lock);      /* the sweep takes inode locks itself, and the namespace mutex */
+            file_close_idle_objects(v);
+            pthread_mutex_lock(&(*inode)->lock);
+        }
         rc = flags & FILE_NOWAIT ? -EAGAIN : open_object(v, *inode);
+    }
     if (rc) {
         pthread_mutex_unlock(&(*inode)->lock);
         ns_put_inode(v->ns, *inode);

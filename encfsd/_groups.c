@@ -42,7 +42,7 @@ struct target {
     struct object_record record;
     bool enter_active;
     bool begun;                 /* a commit was begun: end it */
-    bool named;                 /* this group's mark names `record` exactly */
+    bool named;                 /* this group's mark names `record` exactly; its slot is pinned once for that */
     int result;
 };
 
@@ -67,6 +67,7 @@ struct groups {
     pthread_cond_t wake;        /* the group thread: something to do */
     pthread_cond_t progress;    /* everybody else: a group or a commit ended */
     bool stopping, hurry, waiting_for_kernel;
+    uint64_t full_begun, full_ended;        /* full groups */
     int failed;                 /* sticky: the errno that made the volume read-only */
     int last_result;
     struct waiter *waiters;
@@ -326,6 +327,7 @@ static void pull_kernel_pages(struct groups *g, struct inode *inode)
         return;
     pthread_mutex_lock(&g->mutex);
     g->waiting_for_kernel = true;
+    pthread_cond_broadcast(&g->progress);       /* WRITEs that wait for space: what the kernel waits for may be one of them */
     pthread_mutex_unlock(&g->mutex);
     if (write(fd, &message, sizeof message) < 0 && errno != ENOENT)
         volume_log(g->v, "inode %llu: the kernel did not hand over its dirty pages: %s",
@@ -377,6 +379,7 @@ struct commit_batch {
     struct groups *g;
     struct target *targets;
     bool shared_barrier;
+    bool recorded;              /* rows of this group were written: what they take out of the active set is still in the durable one */
 };
 
 static void commit_target(void *arg, size_t i)
@@ -407,7 +410,8 @@ static void commit_target(void *arg, size_t i)
         rc = 0;
     } else if (rc == 0) {
         t->begun = true;
-        rc = object_commit_write(t->object, active);    /* recovery may choose this root only while the object is active */
+        /* Recovery may choose this root by itself only while the object is active. */
+        rc = object_commit_write(t->object, active || batch->recorded);
         if (!rc && !batch->shared_barrier) {
             rc = object_barrier(t->object);
             barrier_failed = rc != 0;
@@ -422,9 +426,9 @@ static void commit_target(void *arg, size_t i)
         disown_commit(batch->g, inode, rc);
 }
 
-static void commit_objects(struct groups *g, struct target *targets, size_t count)
+static void commit_objects(struct groups *g, struct target *targets, size_t count, bool recorded)
 {
-    struct commit_batch batch = {g, targets, count > SYNCFS_ABOVE};
+    struct commit_batch batch = {g, targets, count > SYNCFS_ABOVE, recorded};
     int rc;
 
     workers_parallel(g->v->barrier, commit_target, &batch, count);
@@ -445,10 +449,15 @@ static void commit_objects(struct groups *g, struct target *targets, size_t coun
 
 /* ---- record ---- */
 
-/* Only the group thread changes pins while a volume is mounted. */
-static bool names_pin(const struct inode *inode, const struct object_record *record)
+/* The contents are not in the row any more. */
+static bool has_moved(struct inode *inode)
 {
-    return inode->pinned && memcmp(inode->pin.salt, record->salt, SALT_SIZE) == 0;
+    bool moved;
+
+    pthread_mutex_lock(&inode->lock);
+    moved = inode->object != NULL;
+    pthread_mutex_unlock(&inode->lock);
+    return moved;
 }
 
 /* Decides about the active set, writes rows, pins what the coming mark names exactly. Namespace mutex held. */
@@ -464,8 +473,15 @@ static int record_target(struct groups *g, struct target *t, bool last)
     pthread_mutex_unlock(&inode->lock);
     if (deleted)
         return 0;
-    if (!t->object)
-        return ns_write_inode(g->v->ns, inode);
+    if (!t->object) {
+        rc = ns_write_inode(g->v->ns, inode);
+        if (rc || !has_moved(inode))
+            return rc;
+        /* It has outgrown its row since the group looked at it; rare enough to wait for its barrier here. */
+        commit_objects(g, t, 1, true);
+        if (t->result)
+            return 0;
+    }
 
     pthread_mutex_lock(&g->mutex);
     stay = !last && (t->enter_active || (inode->active && (inode->solo_since_group || inode->commit_in_flight)));
@@ -479,8 +495,7 @@ static int record_target(struct groups *g, struct target *t, bool last)
     rc = ns_write_record(g->v->ns, inode, &t->record, &durable, stay ? g->v->env.epoch : 0);
     if (!rc && !stay) {
         t->named = true;
-        if (!names_pin(inode, &t->record))
-            object_pin_root(t->object, &t->record);
+        object_pin_root(t->object, &t->record);
     }
     return rc;
 }
@@ -509,19 +524,6 @@ static int commit_metadata(struct groups *g, struct object_record *record)
     bool barrier_failed = false;
     int rc = object_commit_write(meta, true);
 
-    if (rc == -ENOSPC) {
-        /* What the failed attempt wrote has been given back; the ballast makes room for one more. */
-        rc = object_commit_end(meta, rc, false, record);
-        if (space_spend_ballast(g->v)) {
-            rc = object_commit_begin(meta);
-            if (!rc)
-                rc = object_commit_write(meta, true);
-            if (rc)
-                return object_commit_end(meta, rc, false, record);
-        } else {
-            return rc;
-        }
-    }
     if (!rc) {
         rc = object_barrier(meta);
         barrier_failed = rc != 0;
@@ -539,7 +541,8 @@ static void after_durable(struct groups *g, struct target_list *list, const stru
         struct inode *inode = t->inode;
         if (!t->object || t->result)
             continue;
-        if (inode->pinned && !(t->named && names_pin(inode, &t->record)))
+        /* Only the group thread changes pins of an open object while a volume is mounted. */
+        if (inode->pinned)
             object_unpin_root(t->object, &inode->pin);
         inode->pinned = t->named;
         inode->pin = t->record;
@@ -597,10 +600,12 @@ static void let_targets_go(struct groups *g, struct target_list *list, uint64_t 
 
 /* ---- the group thread ---- */
 
-static int freeze_metadata(struct groups *g, struct target_list *list, bool last, uint64_t *mark)
+/* Writes the rows of the targets from number `done` on and of what is published meanwhile; then freezes object 0. 0, 1: there is no
+ * transaction since the last group, or -errno. */
+static int freeze_metadata(struct groups *g, struct target_list *list, size_t done, bool last, uint64_t *mark)
 {
     struct volume *v = g->v;
-    size_t done = 0;
+    bool torn;
     int rc = 0;
 
     for (unsigned round = 0; ; round++) {
@@ -615,17 +620,19 @@ static int freeze_metadata(struct groups *g, struct target_list *list, bool last
             break;
         if (round >= PUBLISH_ROUNDS) {
             /* Renames do not stop: take the last of them with the namespace locked, without asking the kernel. */
-            commit_objects(g, list->items + done, list->count - done);
+            commit_objects(g, list->items + done, list->count - done, true);
             rc = record_targets(g, list->items + done, list->count - done, last, false);
             break;
         }
         ns_unlock(v->ns);
         for (size_t i = done; i < list->count; i++)
             pull_kernel_pages(g, list->items[i].inode);
-        commit_objects(g, list->items + done, list->count - done);
+        commit_objects(g, list->items + done, list->count - done, true);
     }
     /* Still under the namespace mutex: everything up to `mark` and nothing after it is frozen. */
     *mark = ns_mark(v->ns);
+    if (!rc)
+        rc = ns_failed(v->ns, &torn);
     if (!rc)
         rc = object_commit_begin(v->meta);
     pthread_mutex_lock(&g->mutex);
@@ -640,6 +647,10 @@ static int freeze_metadata(struct groups *g, struct target_list *list, bool last
 static void finish_waiters(struct groups *g, struct waiter *waiters, const struct target_list *list, int result)
 {
     pthread_mutex_lock(&g->mutex);
+    g->last_result = result;
+    for (size_t i = 0; !g->last_result && i < list->count; i++)
+        if (list->items[i].object)      /* one that could not even be opened is damaged, and nothing was written to it */
+            g->last_result = list->items[i].result;
     for (struct waiter *w = waiters, *next; w; w = next) {
         next = w->next;                 /* w is gone once its owner sees `done` */
         w->result = result;
@@ -648,7 +659,6 @@ static void finish_waiters(struct groups *g, struct waiter *waiters, const struc
                 w->result = list->items[i].result;
         w->done = true;
     }
-    g->last_result = result;
     pthread_cond_broadcast(&g->progress);
     pthread_mutex_unlock(&g->mutex);
 }
@@ -669,7 +679,7 @@ static int make_durable(struct groups *g, struct target_list *list, size_t first
     }
     for (size_t i = first_published; i < end_published; i++)
         pull_kernel_pages(g, list->items[i].inode);
-    commit_objects(g, list->items, list->count);
+    commit_objects(g, list->items, list->count, false);
     rc = groups_failed(g);
     if (rc)
         return rc;
@@ -678,13 +688,20 @@ static int make_durable(struct groups *g, struct target_list *list, size_t first
         set_failed(g, rc, torn ? "a transaction, and undoing it," : "a transaction");
         return rc;
     }
-    rc = freeze_metadata(g, list, last, mark);
-    if (rc == 1) {                      /* no transaction since the last group */
+    rc = freeze_metadata(g, list, 0, last, mark);
+    if (rc == 1) {
         object_record(v->meta, record);
         return 0;
     }
     if (!rc)
         rc = commit_metadata(g, record);
+    if (rc == -ENOSPC && !object_poisoned(v->meta) && space_spend_ballast(v)) {
+        /* What the attempt wrote has been given back, and the ballast makes room for one more. There are more transactions by now:
+         * they are frozen with the rest, at a boundary again, and with the contents that they publish. */
+        rc = freeze_metadata(g, list, list->count, last, mark);
+        if (!rc)
+            rc = commit_metadata(g, record);
+    }
     if (rc)
         set_failed(g, rc, "the commit of the metadata");
     return rc;
@@ -724,38 +741,56 @@ static void run_group(struct groups *g, struct waiter *waiters, bool full, bool 
         space_restore_ballast(g->v);
 }
 
+static struct timespec time_after(unsigned ms)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_sec += ms / 1000;
+    t.tv_nsec += (long)(ms % 1000) * 1000000;
+    if (t.tv_nsec >= 1000000000) {
+        t.tv_sec++;
+        t.tv_nsec -= 1000000000;
+    }
+    return t;
+}
+
+static bool is_past(const struct timespec *t)
+{
+    struct timespec now = time_after(0);
+
+    return now.tv_sec > t->tv_sec || (now.tv_sec == t->tv_sec && now.tv_nsec >= t->tv_nsec);
+}
+
 static void *group_thread(void *arg)
 {
     struct groups *g = arg;
-    struct timespec deadline;
+    struct timespec next_full = time_after(g->interval_ms);     /* forced groups, however many, do not put it off */
 
     prctl(PR_SET_NAME, "encfsd-group");
     pthread_mutex_lock(&g->mutex);
     while (!g->stopping) {
         struct waiter *waiters;
-        bool full;
+        bool full = false;
 
-        clock_gettime(CLOCK_MONOTONIC, &deadline);
-        deadline.tv_sec += g->interval_ms / 1000;
-        deadline.tv_nsec += (long)(g->interval_ms % 1000) * 1000000;
-        if (deadline.tv_nsec >= 1000000000) {
-            deadline.tv_sec++;
-            deadline.tv_nsec -= 1000000000;
-        }
-        full = false;
         while (!g->stopping && !g->waiters && !g->hurry && !full)
-            full = pthread_cond_timedwait(&g->wake, &g->mutex, &deadline) == ETIMEDOUT;
+            full = pthread_cond_timedwait(&g->wake, &g->mutex, &next_full) == ETIMEDOUT;
         if (g->stopping)
             break;
-        full |= g->hurry;
+        full |= g->hurry || is_past(&next_full);
         g->hurry = false;
         waiters = g->waiters;
         g->waiters = NULL;
         for (struct waiter *w = waiters; w; w = w->next)
             full |= w->everything;
+        g->full_begun += full;
         pthread_mutex_unlock(&g->mutex);
         run_group(g, waiters, full, false);
+        if (full)
+            next_full = time_after(g->interval_ms);
         pthread_mutex_lock(&g->mutex);
+        g->full_ended = g->full_begun;
+        pthread_cond_broadcast(&g->progress);
     }
     pthread_mutex_unlock(&g->mutex);
     return NULL;
@@ -786,13 +821,15 @@ int groups_sync_all(struct groups *g) { return wait_for_group(g, NULL, true, fal
 
 void groups_reclaim_space(struct groups *g)
 {
-    bool busy;
+    uint64_t next;
 
     pthread_mutex_lock(&g->mutex);
-    busy = g->waiting_for_kernel || g->failed;
+    next = g->full_begun + 1;           /* one that runs already may have looked at the dirty list before us */
+    g->hurry = true;
+    pthread_cond_signal(&g->wake);
+    while (g->full_ended < next && !g->waiting_for_kernel && !g->failed && !g->stopping)
+        pthread_cond_wait(&g->progress, &g->mutex);
     pthread_mutex_unlock(&g->mutex);
-    if (!busy)
-        groups_sync_all(g);
 }
 
 void groups_hurry(struct groups *g)
@@ -837,38 +874,64 @@ static int solo_commit(struct groups *g, struct inode *inode, struct object *o)
     return rc == 1 ? 0 : rc;
 }
 
+/* An inode that was loaded from its row does not say which transaction wrote that: it may be the last one so far. */
+static void learn_mark(struct volume *v, struct inode *inode)
+{
+    bool known;
+
+    pthread_mutex_lock(&inode->lock);
+    known = inode->meta_mark != 0;
+    pthread_mutex_unlock(&inode->lock);
+    if (known)
+        return;
+    ns_lock(v->ns, 0);
+    pthread_mutex_lock(&inode->lock);
+    if (inode->meta_mark == 0)
+        inode->meta_mark = ns_mark(v->ns);
+    pthread_mutex_unlock(&inode->lock);
+    ns_unlock(v->ns);
+}
+
+/* Nothing that an fsync of this kind asks for waits for a commit to begin. Inode lock held. */
+static bool is_clean(const struct inode *inode, bool datasync)
+{
+    if (inode->deleted)                 /* nothing can find it after a crash */
+        return true;
+    if (inode->content_dirty || (inode->object && (!inode->has_record || object_is_dirty(inode->object))))
+        return false;
+    return datasync || !inode->attr_dirty;
+}
+
 int groups_fsync(struct groups *g, uint64_t ino, bool datasync)
 {
     struct volume *v = g->v;
     struct inode *inode;
     struct object *o = NULL;
-    uint64_t meta_mark;
-    bool established, times_only, clean, again;
+    bool established, again, clean, running;
     int rc = ns_get_inode(v->ns, ino, &inode, 0);
 
     if (rc)
         return rc;
-    pthread_mutex_lock(&inode->lock);
-    meta_mark = inode->meta_mark;
-    again = inode->has_record;
-    if (inode->object) {
-        o = inode->object;
-        inode->object_users++;
-    }
-    times_only = !inode->content_dirty && !(o && object_is_dirty(o)) && (!o || again);
-    clean = times_only && (datasync || !inode->attr_dirty);
-    if (inode->deleted)
-        clean = true;                   /* nothing can find it after a crash */
-    pthread_mutex_unlock(&inode->lock);
-
-    pthread_mutex_lock(&g->mutex);
-    established = meta_mark <= g->stats.durable_mark;
-    if (g->failed)
-        rc = -EIO;
-    /* What a running commit froze is not dirty any more and not durable yet. */
-    while (!rc && clean && established && (inode->commit_in_flight || inode->in_group) && !g->failed)
-        pthread_cond_wait(&g->progress, &g->mutex);
-    pthread_mutex_unlock(&g->mutex);
+    learn_mark(v, inode);
+    do {
+        pthread_mutex_lock(&inode->lock);
+        if (inode->object && !o) {
+            o = inode->object;
+            inode->object_users++;
+        }
+        again = inode->has_record;
+        clean = is_clean(inode, datasync);
+        pthread_mutex_lock(&g->mutex);
+        established = inode->meta_mark <= g->stats.durable_mark;
+        running = inode->commit_in_flight || inode->in_group;
+        pthread_mutex_unlock(&inode->lock);
+        rc = g->failed ? -EIO : 0;
+        /* What a running commit froze is not dirty any more and not durable yet; and it is dirty again if that fails. */
+        running &= !rc && clean && established;
+        if (running)
+            pthread_cond_wait(&g->progress, &g->mutex);
+        pthread_mutex_unlock(&g->mutex);
+    } while (running);
     if (!rc && !(clean && established)) {
         rc = o && established && again ? solo_commit(g, inode, o) : -EAGAIN;
         if (rc == -EAGAIN)
@@ -925,6 +988,7 @@ int groups_stop(struct groups *g)
     pthread_mutex_lock(&g->mutex);
     g->stopping = true;
     pthread_cond_signal(&g->wake);
+    pthread_cond_broadcast(&g->progress);
     pthread_mutex_unlock(&g->mutex);
     if (g->started)
         pthread_join(g->thread, NULL);

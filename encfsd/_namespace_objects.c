@@ -55,6 +55,10 @@ int ns_write_inode(struct namespace *ns, struct inode *inode)
 {
     uint8_t content[INLINE_MAX];
     pthread_mutex_lock(&inode->lock);
+    if (!id_is_zero(inode->object_id)) {
+        pthread_mutex_unlock(&inode->lock);
+        return 0;
+    }
     struct attr attr = inode->attr;
     bool attr_dirty = inode->attr_dirty, content_dirty = inode->content_dirty;
     if (content_dirty && attr.size > 0)

@@ -191,9 +191,11 @@ static int64_t run_statfs(struct volume *v, struct request *r, bool nowait)
 {
     struct ns_counts counts = {0};
     uint64_t available, total;
-    int rc = blockdir_space(v->dir, &available, &total);
+    int rc;
 
-    (void)nowait;
+    if (nowait)
+        return -EAGAIN;                         /* counts inodes, under the namespace mutex */
+    rc = blockdir_space(v->dir, &available, &total);
     if (!rc)
         rc = ns_statfs(v->ns, &counts);
     r->statfs_blocks = total / NODE_SIZE;

@@ -323,10 +323,14 @@ static int adopt(struct volume *v, const struct ns_object_row *row, struct volum
     rc = object_recover(&inode->object, &v->env, row->id, &row->record, row->active_epoch, &adopted);
     if (rc) {
         inode->object = NULL;
-        volume_log(v, "inode %llu: no intact root of its object is left: %s; reading it will fail",
-                   (unsigned long long)row->ino, strerror(-rc));
         ns_put_inode(v->ns, inode);
-        return rc == -EBADMSG || rc == -ENOENT ? 0 : rc;
+        if (rc == -ENOMEM || rc == -EMFILE || rc == -ENFILE)
+            return rc;
+        /* Its row stays as it is: so it opens again, with all that was acknowledged, when its file can be read again. */
+        volume_log(v, "inode %llu: its object cannot be recovered: %s; reading it will fail until it can, at a later mount",
+                   (unsigned long long)row->ino, strerror(-rc));
+        v->active_rows[v->active_row_count++] = (struct active_row){row->ino, row->active_epoch};
+        return 0;
     }
     object_durable_attr(inode->object, &attr);
     volume_log(v, "inode %llu: recovered at epoch %llu, counter %llu (recorded: %llu, %llu)", (unsigned long long)row->ino,
@@ -354,10 +358,12 @@ static int recover_objects(struct volume *v, struct volume_found *found)
     struct row_list active = {0};
     int rc = ns_each_active(v->ns, collect_row, &active);
 
-    if (v->options.read_only) {
+    if (!rc) {
         v->active_rows = calloc(active.count + 1, sizeof *v->active_rows);
         if (!v->active_rows)
             rc = -ENOMEM;
+    }
+    if (v->options.read_only) {
         for (size_t i = 0; i < active.count && !rc; i++)
             v->active_rows[v->active_row_count++] = (struct active_row){active.rows[i].ino, active.rows[i].active_epoch};
     } else {

@@ -56,7 +56,8 @@ struct completion_queue {
     int event_fd;                               /* readable while the queue is not empty */
 };
 
-/* Active rows of a read-only mount after an unclean stop: recovery is done at open, in memory, and nothing is written. */
+/* Active rows that were not brought to an end at mount. Read-only: recovery is done at open, in memory, and nothing is written.
+ * Else: recovery failed, and the object must not be opened at its recorded root, which is older than what fsync promised. */
 struct active_row {
     uint64_t ino, active_epoch;
 };

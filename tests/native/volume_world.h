@@ -150,7 +150,9 @@ static struct {
     long countdown, calls, struck;      /* the call that comes after `countdown` others fails, or all from then on */
     int error;
     enum blockio_call struck_call;
-    void (*barrier_done)(const uint8_t *id);    /* NULL, or called after each barrier of an object, outside the mutex */
+    /* NULL, or called outside the mutex: before each call, with its result as the call's if not 0; after each barrier */
+    int (*interfere)(const struct blockio_event *e);
+    void (*barrier_done)(const uint8_t *id);
 } recorder = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static _Thread_local int barrier_since;
@@ -182,7 +184,7 @@ static inline int recorder_before(void *arg, const struct blockio_event *e)
         rc = recorder.error;
     }
     pthread_mutex_unlock(&recorder.mutex);
-    return rc;
+    return rc || !recorder.interfere ? rc : recorder.interfere(e);
 }
 
 static inline void recorder_write(const struct blockio_event *e, int file)
@@ -229,11 +231,9 @@ static inline void recorder_done(void *arg, const struct blockio_event *e)
     case BIO_REMOVE: recorder_add((struct event){.kind = REMOVED, .file = file}); break;
     default: break;
     }
-    void (*barrier_done_fn)(const uint8_t *id) = e->call == BIO_BARRIER && e->id && memcmp(e->id, meta, ID_SIZE) != 0
-                                                 ? recorder.barrier_done : NULL;
     pthread_mutex_unlock(&recorder.mutex);
-    if (barrier_done_fn)
-        barrier_done_fn(e->id);
+    if (e->call == BIO_BARRIER && recorder.barrier_done)
+        recorder.barrier_done(e->id);
 }
 
 static inline void recorder_note(uint64_t number)
