@@ -56,6 +56,7 @@ static inline bool explorer_begin(void)
     disk_hooks();
     if (!CHECK_EQ(pool_create(&x.pool, 1 << 20, 16, object_evict), 0) || !CHECK_EQ(keyring_create(&x.ring, volume, key), 0))
         return false;
+    watched = &x.crash.screen;
     return place_open(&x.work, x.pool, x.ring) && place_open(&x.crash, x.pool, x.ring);
 }
 
@@ -110,7 +111,6 @@ static inline const char *works(struct session *s)
         object_close(s->o);
     }
     history_cut(length);
-    screen_forget(&x.crash.screen);
     return wrong;
 }
 

@@ -126,9 +126,47 @@ static inline void image_apply(struct image *image, const struct event *e)
         image->length = end;
 }
 
+/* ---- A file that shows images ---- */
+
+#define UNKNOWN UINT64_MAX
+
+/* Only what differs from what it shows is written. */
+struct screen {
+    char path[160];
+    int fd;                             /* -1: there is no file */
+    uint64_t length;                    /* slots */
+    uint64_t shown[SLOTS];              /* id of the page, 0: zeros, or UNKNOWN */
+};
+
+/* Others wrote to the file: nothing is known of its content. */
+static inline void screen_forget(struct screen *s)
+{
+    s->length = SLOTS;
+    for (int i = 0; i < SLOTS; i++)
+        s->shown[i] = UNKNOWN;
+}
+
+/* The object itself changed the file. */
+static inline void screen_watch(struct screen *s, const struct blockio_event *e)
+{
+    uint64_t end = e->slot + e->n;
+
+    if (e->call == BIO_TRUNCATE)
+        s->length = e->slot;
+    if (e->call != BIO_WRITE && e->call != BIO_ZERO && e->call != BIO_PUNCH)
+        return;
+    for (uint64_t i = s->length; i < e->slot; i++)
+        s->shown[i] = 0;
+    for (uint64_t i = e->slot; i < end; i++)
+        s->shown[i] = UNKNOWN;
+    if (e->call != BIO_PUNCH && s->length < end)
+        s->length = end;
+}
+
 /* ---- Recording ---- */
 
 static struct trace *recording;         /* NULL: nothing is recorded */
+static struct screen *watched;          /* NULL, or whose file changes while nothing is recorded */
 
 /* Makes calls fail: the one that comes after `countdown` others, or all from then on. */
 static struct {
@@ -162,7 +200,8 @@ static inline int disk_before(void *arg, const struct blockio_event *e)
     if (!fault.lasting)
         fault.armed = false;
     fault.struck++;
-    if (recording && e->call == BIO_WRITE)
+    /* For want of space a page is refused before it is changed: some of many slots may be written, a single one is not. */
+    if (recording && e->call == BIO_WRITE && !(fault.error == -ENOSPC && e->n == 1))
         record_write(e, true);
     if (recording && (e->call == BIO_BARRIER || e->call == BIO_SYNCFS))
         trace_add(recording, (struct event){.kind = FAILED_BARRIER});
@@ -172,10 +211,13 @@ static inline int disk_before(void *arg, const struct blockio_event *e)
 static inline void disk_done(void *arg, const struct blockio_event *e)
 {
     (void)arg;
-    if (!recording)
-        return;
     if (!CHECK(e->slot + e->n <= SLOTS))
         return;
+    if (!recording) {
+        if (watched)
+            screen_watch(watched, e);
+        return;
+    }
     switch (e->call) {
     case BIO_CREATE:
         trace_add(recording, (struct event){.kind = CREATED});
@@ -280,25 +322,7 @@ static inline void world_cached(const struct world *w, struct image *image)
             image_apply(image, w->change[i]);
 }
 
-/* ---- A file that shows images ---- */
-
-#define UNKNOWN UINT64_MAX
-
-/* Only what differs from what it shows is written. */
-struct screen {
-    char path[160];
-    int fd;                             /* -1: there is no file */
-    uint64_t length;                    /* slots */
-    uint64_t shown[SLOTS];              /* id of the page, 0: zeros, or UNKNOWN */
-};
-
-/* Others wrote to the file: nothing is known of its content. */
-static inline void screen_forget(struct screen *s)
-{
-    s->length = SLOTS;
-    for (int i = 0; i < SLOTS; i++)
-        s->shown[i] = UNKNOWN;
-}
+/* ---- Showing ---- */
 
 static inline bool screen_show(struct screen *s, const struct image *image)
 {
