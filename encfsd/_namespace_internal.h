@@ -82,13 +82,12 @@ struct bind {
 #define TEXT(string) {(string), -1}
 
 /* Binds and runs a statement that returns no row. */
-#define RUN(ns, id, ...) \
-    statement_run((ns), (id), (const struct bind[]){__VA_ARGS__}, sizeof((const struct bind[]){__VA_ARGS__}) / sizeof(struct bind))
+#define BINDS(...) (const struct bind[]){__VA_ARGS__}, sizeof((const struct bind[]){__VA_ARGS__}) / sizeof(struct bind)
+#define RUN(ns, id, ...) statement_run((ns), (id), BINDS(__VA_ARGS__))
 int statement_run(struct namespace *ns, enum statement id, const struct bind *binds, size_t count);
 
 /* Binds a query; then statement_next gives 1 for a row, 0 at the end, or -errno; end it with sqlite3_reset. */
-#define QUERY(ns, id, ...) \
-    statement_query((ns), (id), (const struct bind[]){__VA_ARGS__}, sizeof((const struct bind[]){__VA_ARGS__}) / sizeof(struct bind))
+#define QUERY(ns, id, ...) statement_query((ns), (id), BINDS(__VA_ARGS__))
 sqlite3_stmt *statement_query(struct namespace *ns, enum statement id, const struct bind *binds, size_t count);
 int statement_next(struct namespace *ns, sqlite3_stmt *stmt);
 
