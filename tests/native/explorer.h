@@ -41,7 +41,10 @@ static inline uint64_t random_next(void)
     return x.random;
 }
 
-static inline bool explorer_begin(void)
+/* A pool without room makes every node come from malloc, and nothing of the tree is cached. */
+enum memory { ROOMY, CACHING, TIGHT };
+
+static inline bool explorer_begin(enum memory memory)
 {
     static const uint8_t volume[ID_SIZE] = {7}, key[KEY_SIZE] = {42};
     static bool ready;
@@ -54,10 +57,10 @@ static inline bool explorer_begin(void)
     memset(&x, 0, sizeof x);
     x.thorough = mode && strcmp(mode, "long") == 0;
     disk_hooks();
-    if (!CHECK_EQ(pool_create(&x.pool, 1 << 20, 16, object_evict), 0) || !CHECK_EQ(keyring_create(&x.ring, volume, key), 0))
+    if (!CHECK_EQ(pool_create(&x.pool, memory == TIGHT ? 0 : 2 << 20, 8, object_evict), 0) || !CHECK_EQ(keyring_create(&x.ring, volume, key), 0))
         return false;
     watched = &x.crash.screen;
-    return place_open(&x.work, x.pool, x.ring) && place_open(&x.crash, x.pool, x.ring);
+    return place_open(&x.work, x.pool, x.ring, memory == CACHING) && place_open(&x.crash, x.pool, x.ring, memory == CACHING);
 }
 
 static inline void explorer_end(const char *what)

@@ -54,11 +54,11 @@ struct place {
     struct screen screen;               /* the object's backing file */
 };
 
-static inline bool place_open(struct place *p, struct pool *pool, const struct keyring *ring)
+static inline bool place_open(struct place *p, struct pool *pool, const struct keyring *ring, bool cache_data)
 {
     char path[96];
 
-    *p = (struct place){.env = {.pool = pool, .ring = ring, .epoch = 1, .dirty_limit = 4096}};
+    *p = (struct place){.env = {.pool = pool, .ring = ring, .epoch = 1, .dirty_limit = 4096, .cache_data = cache_data}};
     snprintf(p->directory, sizeof p->directory, "/dev/shm/encfsd-explorer-XXXXXX");
     if (!mkdtemp(p->directory)) {
         snprintf(p->directory, sizeof p->directory, "/tmp/encfsd-explorer-XXXXXX");

@@ -82,7 +82,7 @@ static void explore_all(int length, unsigned every)
 
 TEST(every_crash_state_of_short_programs_is_a_committed_one)
 {
-    if (explorer_begin()) {
+    if (explorer_begin(ROOMY)) {
         make_bases();
         explore_all(0, 1);
         explore_all(1, 1);
@@ -92,22 +92,29 @@ TEST(every_crash_state_of_short_programs_is_a_committed_one)
     }
 }
 
-TEST(every_crash_state_of_chosen_programs_is_a_committed_one)
+static void explore_chosen(enum memory memory, unsigned part)
 {
     static const char *const programs[] = {
-        "SoSoSoSoSoSoS", "oGoGoGoGoGM", "SoSGoSoSGoSM", "SaSaSaSaSaSaS", "FSFS", "fGMfGMfGMoS", "SfStSfStS", "wGoqwGM", "FGMtGMFGM", "ogogfgoghgtgoGM",
+        "SoSoSoSoSoSoS", "oGoGoGoGoGM", "SoSGoSoSGoSM", "SaSaSaSaSaSaS", "FSFS", "fGMfGMfGMoS", "SfStSfStS", "wGoqwGM",
+        "FGMtGMFGM", "ogogfgoghgtgoGM",
         "SobqSoboBqaSbtBoSbhBfS", "fbtfBhGobBaGM", "SfboBoSqbfBtuS", "XSTSaSXSTSoSpS", "XGMtGMoGM",
     };
 
-    if (explorer_begin()) {
+    if (explorer_begin(memory)) {
         make_bases();
         for (size_t i = 0; i < sizeof programs / sizeof programs[0]; i++)
             for (int which = 0; which < BASES; which++)
-                if (!enough())
+                if (!enough() && (x.thorough || (i + (size_t)which) % 3 == part))
                     explore_program(which, programs[i], which % 2, x.thorough || (i + (size_t)which) % 5 == 0);
         explorer_end("chosen programs");
     }
 }
+
+TEST(every_crash_state_of_chosen_programs_is_a_committed_one) { explore_chosen(ROOMY, 0); }
+
+TEST(with_data_in_the_cache_too) { explore_chosen(CACHING, 1); }
+
+TEST(without_room_for_any_node_too) { explore_chosen(TIGHT, 2); }
 
 /* ---- Negative controls: a broken rule must be seen ---- */
 
@@ -122,7 +129,7 @@ static void control(int which, const char *program, bool scan, const char *what)
 
 TEST(a_commit_without_barrier_is_seen)
 {
-    if (explorer_begin()) {
+    if (explorer_begin(ROOMY)) {
         x.drop_barriers = true;
         control(SMALL, "SoS", false, "no barrier");
     }
@@ -130,7 +137,7 @@ TEST(a_commit_without_barrier_is_seen)
 
 TEST(a_new_file_without_name_is_seen)
 {
-    if (explorer_begin()) {
+    if (explorer_begin(ROOMY)) {
         x.drop_names = true;
         control(NEW, "aGM", false, "no sync of the directory");
     }
@@ -138,7 +145,7 @@ TEST(a_new_file_without_name_is_seen)
 
 TEST(adopting_without_a_fence_is_seen)
 {
-    if (explorer_begin()) {
+    if (explorer_begin(ROOMY)) {
         x.drop_fence = true;
         control(SMALL, "SoS", false, "no fence");
     }
@@ -146,7 +153,7 @@ TEST(adopting_without_a_fence_is_seen)
 
 TEST(an_early_release_is_seen)
 {
-    if (explorer_begin()) {
+    if (explorer_begin(ROOMY)) {
         broken.release_early = true;
         control(SMALL, "oGMoGow", true, "released before the mark");
     }
@@ -154,7 +161,7 @@ TEST(an_early_release_is_seen)
 
 TEST(a_root_that_is_not_pinned_is_seen)
 {
-    if (explorer_begin()) {
+    if (explorer_begin(ROOMY)) {
         broken.no_pins = true;
         control(SMALL, "ogogogogog", false, "not pinned");
     }
@@ -162,7 +169,7 @@ TEST(a_root_that_is_not_pinned_is_seen)
 
 TEST(a_solo_fold_with_one_barrier_is_seen)
 {
-    if (explorer_begin()) {
+    if (explorer_begin(ROOMY)) {
         broken.unfenced_folds = true;
         control(SMALL, "SfS", false, "tree and root under one barrier");
     }

@@ -158,7 +158,7 @@ static void damage(int which, const char *program, uint64_t step, unsigned every
 
 TEST(damage_of_a_small_object_is_refused)
 {
-    if (explorer_begin()) {
+    if (explorer_begin(ROOMY)) {
         make_bases();
         damage(SMALL, "oGMqGM", 1, 1);          /* named exactly */
         damage(SMALL, "SoSqSpSqS", 3, 1);       /* active, with all four root slots in use */
@@ -168,7 +168,7 @@ TEST(damage_of_a_small_object_is_refused)
 
 TEST(damage_of_a_tree_is_refused)
 {
-    if (explorer_begin()) {
+    if (explorer_begin(ROOMY)) {
         make_bases();
         damage(TOMBS, "oGMqGM", 211, 37);
         damage(FOLDED, "SoSfSpSuS", 211, 37);
@@ -179,7 +179,7 @@ TEST(damage_of_a_tree_is_refused)
 
 TEST(metadata_that_forget_are_seen)
 {
-    if (explorer_begin()) {
+    if (explorer_begin(ROOMY)) {
         x.control = true;
         make_bases();
         struct past *p = live(SMALL, "oGMoGM");

@@ -204,9 +204,9 @@ static void fail_each_call(int which, const char *program)
 
 TEST(every_call_fails_in_turn)
 {
-    static const char *const programs[] = {"aGMoqSpS", "SoSfSoS", "fwGMtGMoS", "SuShSaS", "ogoGMoS"};
+    static const char *const programs[] = {"aGMoqSpS", "SoSfSoS", "fwGMtGMoS", "SuShSaS", "ogoGMoS", "SobqBaSfbtBhS", "fbooBwGM"};
 
-    if (explorer_begin()) {
+    if (explorer_begin(ROOMY)) {
         make_bases();
         on_settle = settle;
         for (size_t i = 0; i < sizeof programs / sizeof programs[0]; i++)
@@ -220,7 +220,7 @@ TEST(every_call_fails_in_turn)
 
 TEST(adopting_what_only_the_page_cache_holds_is_seen)
 {
-    if (explorer_begin()) {
+    if (explorer_begin(ROOMY)) {
         x.control = true;
         make_bases();
         fail_each_call(SMALL, "SoS");   /* recovery keeps the cache, as if a failed barrier left nothing behind */

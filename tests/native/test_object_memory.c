@@ -106,11 +106,11 @@ static bool run_without_memory(const struct base *base, const char *program, lon
     return refused > 0;
 }
 
-TEST(every_allocation_fails_in_turn)
+static void fail_each_allocation(enum memory memory)
 {
-    static const char *const programs[] = {"aGMoqSpS", "SoSfSoStS", "FwGMtGMoS", "SuShSaqS"};
+    static const char *const programs[] = {"aGMoqSpS", "SoSfSoStS", "FwGMtGMoS", "SuShSaqS", "SobqBaSfbtBhS", "fbooBwGM"};
 
-    if (explorer_begin()) {
+    if (explorer_begin(memory)) {
         make_bases();
         for (size_t i = 0; i < sizeof programs / sizeof programs[0]; i++)
             for (int which = 0; which < BASES; which++)
@@ -125,3 +125,7 @@ TEST(every_allocation_fails_in_turn)
         explorer_end("failing allocations");
     }
 }
+
+TEST(every_allocation_fails_in_turn) { fail_each_allocation(CACHING); }
+
+TEST(every_allocation_and_every_node_fails_in_turn) { fail_each_allocation(TIGHT); }
