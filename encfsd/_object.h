@@ -84,11 +84,13 @@ int object_write_back(struct object *o, size_t max_nodes);
 /* A commit, in steps, so that many objects can share one barrier and object 0 can be frozen at a mark. At most one commit of
  * an object is in flight; the caller serialises commits of one object, other calls go on meanwhile.
  *   begin: freezes what is dirty now (no I/O, short). -EAGAIN: every root slot is pinned, wait for a mark. 1: nothing to commit.
+ *          -EBUSY: one is in flight. -ENOMEM.
  *   write: seals and writes data, tree if the delta overflows, root. solo: the root must be recoverable by itself, so a fold
  *          makes tree and data durable before the root is written. On error the caller must call end with that error.
  *   end:   after the caller's barrier (object_barrier or blockdir_syncfs). result: 0 or the error of write or barrier.
  *          0: *record names the new last durable root. An error of write (-ENOSPC, -ENOMEM) leaves everything dirty, slots returned;
- *          a failed barrier poisons the object: every later call returns -EIO until it is opened anew. */
+ *          a failed barrier poisons the object: every later call returns -EIO until it is opened anew. So does any error after
+ *          write has succeeded: the root may be on the disk, so its slots must not be used again. */
 int object_commit_begin(struct object *o);
 int object_commit_write(struct object *o, bool solo);
 int object_barrier(struct object *o);               /* fdatasync; for a new object its directory entry too */
