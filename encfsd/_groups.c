@@ -531,6 +531,17 @@ static int commit_metadata(struct groups *g, struct object_record *record)
     return object_commit_end(meta, rc, barrier_failed, record);
 }
 
+/* A commit has counted exactly what was estimated while it was written. */
+static void refresh_blocks(struct target *t)
+{
+    struct object_attr a;
+
+    pthread_mutex_lock(&t->inode->lock);
+    object_attr(t->object, &a);
+    t->inode->attr.blocks = ns_blocks(t->inode->attr.size, a.nodes);
+    pthread_mutex_unlock(&t->inode->lock);
+}
+
 /* After the mark is durable: older roots and slots are free, dropped objects go. */
 static void after_durable(struct groups *g, struct target_list *list, const struct object_record *meta_record)
 {
@@ -547,6 +558,7 @@ static void after_durable(struct groups *g, struct target_list *list, const stru
         inode->pinned = t->named;
         inode->pin = t->record;
         object_release(t->object, &t->record);
+        refresh_blocks(t);
     }
     object_release(g->v->meta, meta_record);
 

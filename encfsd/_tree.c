@@ -189,18 +189,34 @@ enum where locate(struct object *o, uint64_t index, const struct cursor *cursor,
 
 /* ---- Loading ---- */
 
+/* docs/format.md, 2.1 and 2.2: an authentic node may still be one that a faulty writer sealed. */
+static bool is_wellformed(const struct tree_node *node, uint64_t end)
+{
+    static const struct tree_node zero;
+
+    for (unsigned i = 0; i < TREE_FANOUT; i++) {
+        const struct entry *e = &node->child[i];
+        bool valid = e->slot == 0 ? memcmp(e, &zero.child[0], sizeof *e) == 0 : e->slot >= ROOT_SLOTS && e->slot < end;
+        if (!valid)
+            return false;
+    }
+    return memcmp(node->reserved, zero.reserved, sizeof zero.reserved) == 0;
+}
+
 int tree_read(struct object *o, unsigned level, const struct entry *entry, struct tree_node *node)
 {
-    static const uint8_t zero[sizeof node->reserved];
     uint8_t sealed[NODE_SIZE];
     struct open_job job = {.sealed = sealed, .plain = node, .entry = entry, .kind = NODE_TREE, .level = (uint8_t)level};
     int rc = blockfile_read(o->file, entry->slot, sealed, 1);
 
     if (!rc)
         rc = open_nodes(o->id, &job, 1);
-    if (!rc && memcmp(node->reserved, zero, sizeof zero) != 0)
-        rc = -EBADMSG;
-    return rc;
+    if (rc)
+        return rc;
+    pthread_rwlock_rdlock(&o->lock);
+    uint64_t end = o->root->plain.end;
+    pthread_rwlock_unlock(&o->lock);
+    return is_wellformed(node, end) ? 0 : -EBADMSG;
 }
 
 int tree_load(struct object *o, const struct location *at, struct cursor *cursor)

@@ -366,3 +366,26 @@ TEST(a_read_only_mount_writes_nothing_and_verifies)
     close(c.src_fd);
     client_remove(path);
 }
+
+TEST(blocks_are_exact_after_a_group)
+{
+    struct client c;
+    char path[64];
+    static uint8_t data[57 * NODE_SIZE];
+    struct request punch = {.op = REQ_PUNCH, .offset = 0, .size = 50 * NODE_SIZE};
+    struct request getattr = {.op = REQ_GETATTR};
+
+    if (!setup(&c, path))
+        return;
+    punch.ino = getattr.ino = (uint64_t)client_create(&c, ROOT_INO, "f");
+    fill(data, sizeof data, 1);
+    CHECK_EQ(client_write(&c, punch.ino, data, sizeof data, 0), sizeof data);
+    CHECK_EQ(client_sync(&c), 0);
+    CHECK_EQ(client_run(&c, &getattr), 0);
+    CHECK_EQ(getattr.attr.blocks, 57 * 8);
+    CHECK_EQ(client_run(&c, &punch), 0);
+    CHECK_EQ(client_sync(&c), 0);
+    CHECK_EQ(client_run(&c, &getattr), 0);
+    CHECK_EQ(getattr.attr.blocks, 7 * 8);
+    teardown(&c, path);
+}

@@ -104,17 +104,7 @@ def check_contents(object_: Object, expected: Expected) -> None:
 
 
 # Entries of an authentic tree node that section 5 refuses.
-NOT_REFUSED_YET = ("tree-hole-with-tag", "tree-slot-3", "tree-slot-end")
-VECTORS = [
-    pytest.param(
-        vector,
-        id=vector.name,
-        marks=[pytest.mark.xfail(reason="tree_read does not look at the entries")]
-        if vector.name in NOT_REFUSED_YET
-        else [],
-    )
-    for vector in format_vectors.load_all()
-]
+VECTORS = [pytest.param(vector, id=vector.name) for vector in format_vectors.load_all()]
 
 
 @pytest.mark.parametrize("vector", VECTORS)
