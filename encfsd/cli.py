@@ -1,7 +1,7 @@
-"""The command line: arguments in, one function a command, EncfsdError out.
+"""The commands: one function each, arguments (see arguments.py) in, EncfsdError out.
 
 `main` is the only place that turns an error into a message and an exit code. `mount` imports the
-daemon late, so that the other commands start without trio and pyfuse3.
+daemon late, so that the other commands start without pyfuse3.
 """
 
 from __future__ import annotations
@@ -13,11 +13,23 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from encfsd import keys, mounting, options, process, secrets_input, state, volume, volume_header
+import trio
+
+from encfsd import (
+    arguments,
+    keys,
+    mounting,
+    options,
+    process,
+    secrets_input,
+    state,
+    volume,
+    volume_header,
+)
 from encfsd.control import Client, socket_path
 from encfsd.errors import (
     DamagedContents,
@@ -25,7 +37,6 @@ from encfsd.errors import (
     Exit,
     KeySlotRefused,
     NotMounted,
-    UsageError,
     VolumeInUse,
     printable,
 )
@@ -39,8 +50,6 @@ from encfsd.volume_header import Header
 _INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 _log = logging.getLogger(__name__)
-
-Command = Callable[[argparse.Namespace], int]
 
 
 # ---- secrets and settings ----
@@ -100,8 +109,6 @@ def _init(args: argparse.Namespace) -> int:
 
 
 def _mount(args: argparse.Namespace) -> int:
-    import trio  # noqa: PLC0415
-
     from encfsd.daemon import Daemon  # noqa: PLC0415
     from encfsd.systemd import Notifier  # noqa: PLC0415
 
@@ -317,232 +324,32 @@ def _passwd(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- arguments ----
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports a bad command line like any other error."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(self.prog, message)
-
-
-def _add_secret_options(parser: argparse.ArgumentParser, prefix: str = "") -> None:
-    which = "new " if prefix else ""
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        f"--{prefix}passphrase-file",
-        metavar="FILE",
-        help=f"read the {which}passphrase from FILE instead of the terminal",
-    )
-    group.add_argument(f"--{prefix}key-file", metavar="FILE", help=f"use the {which}key file FILE")
-
-
-def _add_volume_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SRC", help="the directory that holds the volume")
-    parser.add_argument(
-        "--state-dir",
-        metavar="DIR",
-        help="where this machine remembers volumes (root: /var/lib/encfsd, others: "
-        "~/.local/state/encfsd)",
-    )
-    parser.add_argument(
-        "--crypto",
-        choices=options.CRYPTO_BACKENDS,
-        default="auto",
-        help="what to seal with (default: the fastest that passes its tests)",
-    )
-
-
-def _add_trust_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--volume-id", metavar="ID", help="refuse any other volume")
-    parser.add_argument(
-        "--trust-first",
-        action="store_true",
-        help="believe what is found if this machine knows nothing of the volume yet",
-    )
-    parser.add_argument(
-        "--accept-root", metavar="ID", help="believe exactly this root, whatever is remembered"
-    )
-
-
-def _add_mount_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("mount_point", metavar="MNT", help="an empty directory")
-    parser.add_argument(
-        "--free-list",
-        metavar="SIZE",
-        default=options.DEFAULT_FREE_LIST,
-        help="memory preallocated for nodes: 8G, 512M, 25%%; 0 turns it off (default: 5%%)",
-    )
-    parser.add_argument(
-        "-o",
-        dest="options",
-        action="append",
-        default=[],
-        metavar="OPTION[,...]",
-        help="ro, noatime, relatime, allow_other, noexec; for root also suid, dev",
-    )
-    parser.add_argument(
-        "-f", "--foreground", action="store_true", help="stay in the foreground, log to stderr"
-    )
-    parser.add_argument("--log-file", metavar="FILE", help="append the log to FILE")
-
-
-def _command(
-    commands: argparse._SubParsersAction[_Parser],
-    name: str,
-    run: Command,
-    summary: str,
-    examples: str,
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run)
-    return parser
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
-    parser = _Parser(
-        prog="encfsd",
-        description="An encrypted, authenticated file system in a directory.",
-        epilog="examples:\n"
-        "  encfsd init /srv/vault\n"
-        "  encfsd mount --free-list=2G /srv/vault /mnt\n"
-        "  encfsd umount /mnt\n\n"
-        "'encfsd COMMAND --help' tells more; encfsd(1) lists the exit codes.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
-
-    init = _command(
-        commands,
-        "init",
-        _init,
-        "create a volume in an empty or new directory",
-        "encfsd init /srv/vault\nencfsd init --key-file=/root/vault.key /srv/vault",
-    )
-    _add_volume_options(init)
-    _add_secret_options(init)
-
-    mount = _command(
-        commands,
-        "mount",
-        _mount,
-        "mount a volume; returns when it can be used",
-        "encfsd mount /srv/vault /mnt\n"
-        "encfsd mount --free-list=8G -o noatime,allow_other /srv/vault /mnt\n"
-        "encfsd mount -f -o ro --passphrase-file=pass /backup/vault /mnt",
-    )
-    _add_volume_options(mount)
-    _add_mount_options(mount)
-    _add_secret_options(mount)
-    _add_trust_options(mount)
-
-    umount = _command(
-        commands,
-        "umount",
-        _umount,
-        "unmount; returns when all is durable and the daemon gone",
-        "encfsd umount /mnt\nencfsd umount --timeout=600 /mnt",
-    )
-    umount.add_argument("mount_point", metavar="MNT")
-    umount.add_argument(
-        "--timeout",
-        type=float,
-        default=90.0,
-        metavar="SECONDS",
-        help="how long to wait for the daemon (default: 90)",
-    )
-
-    stats = _command(
-        commands,
-        "stats",
-        _stats,
-        "print the counters of a mount",
-        "encfsd stats /mnt\nencfsd stats --json /mnt | jq .pool.tree.misses",
-    )
-    stats.add_argument("mount_point", metavar="MNT")
-    stats.add_argument("--json", action="store_true", help="print JSON")
-    stats.set_defaults(timeout=10.0)
-
-    info = _command(
-        commands,
-        "info",
-        _info,
-        "print what can be known without a secret",
-        "encfsd info /srv/vault",
-    )
-    info.add_argument("source", metavar="SRC")
-
-    verify = _command(
-        commands,
-        "verify",
-        _verify,
-        "read and authenticate everything; exit code 0 means sound, 60 damaged",
-        "encfsd verify /srv/vault\nencfsd verify --passphrase-file=pass /backup/vault",
-    )
-    _add_volume_options(verify)
-    _add_secret_options(verify)
-    _add_trust_options(verify)
-
-    _add_key_commands(commands)
-
-    passwd = _command(
-        commands,
-        "passwd",
-        _passwd,
-        "change the passphrase",
-        "encfsd passwd /srv/vault",
-    )
-    _add_volume_options(passwd)
-    _add_secret_options(passwd)
-    _add_secret_options(passwd, "new-")
-    return parser
-
-
-def _add_key_commands(commands: argparse._SubParsersAction[_Parser]) -> None:
-    key = commands.add_parser("key", help="list, add and remove what opens a volume")
-    verbs = key.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
-    listing = _command(verbs, "list", _key_list, "list the key slots", "encfsd key list /srv/vault")
-    listing.add_argument("source", metavar="SRC")
-    add = _command(
-        verbs,
-        "add",
-        _key_add,
-        "let another passphrase or key file open the volume",
-        "encfsd key add /srv/vault\nencfsd key add --new-key-file=vault.key /srv/vault",
-    )
-    _add_volume_options(add)
-    _add_secret_options(add)
-    _add_secret_options(add, "new-")
-    remove = _command(
-        verbs,
-        "remove",
-        _key_remove,
-        "remove a key slot",
-        "encfsd key list /srv/vault\nencfsd key remove /srv/vault 1",
-    )
-    _add_volume_options(remove)
-    remove.add_argument("slot", metavar="SLOT", type=int)
-    _add_secret_options(remove)
-
-
 # ---- the one place for errors ----
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser, with the function of each command in its results."""
+    return arguments.make_parser(
+        {
+            "init": _init,
+            "mount": _mount,
+            "umount": _umount,
+            "stats": _stats,
+            "info": _info,
+            "verify": _verify,
+            "key list": _key_list,
+            "key add": _key_add,
+            "key remove": _key_remove,
+            "passwd": _passwd,
+        }
+    )
+
+
+def main(command_line: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     process.log_to(None, background=False)
     try:
-        args = make_parser().parse_args(arguments)
+        args = make_parser().parse_args(command_line)
         code: int = args.run(args)
     except EncfsdError as error:
         # A daemon in the background has reported already; its stderr is /dev/null by now.
