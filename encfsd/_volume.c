@@ -627,6 +627,9 @@ static int open_row(struct verify *verify, const struct ns_object_row *row, stru
     return object_open(o, &verify->v->env, row->id, &row->record);
 }
 
+/* Deleted files that somebody had open to the end are waiting to be reclaimed: their slots may have been used for something else. */
+static int collect_live_row(void *arg, const struct ns_object_row *row) { return row->orphan ? 0 : collect_row(arg, row); }
+
 static int verify_object(struct verify *verify, struct object *o)
 {
     int rc = object_verify(o, on_progress, on_damaged, verify);
@@ -642,7 +645,7 @@ int volume_verify(struct volume *v, void (*progress)(void *arg, uint64_t nodes, 
     struct row_list list = {0};
     struct object_attr attr;
     struct object *o;
-    int rc = ns_each_object(v->ns, collect_row, &list);
+    int rc = ns_each_object(v->ns, collect_live_row, &list);
 
     object_attr(v->meta, &attr);
     verify.total = attr.nodes;

@@ -359,3 +359,36 @@ TEST(an_object_that_cannot_be_read_at_recovery_is_refused_and_comes_back_whole)
         fprintf(stderr, "%s\n", verdict);
     teardown();
 }
+
+/* "b" is deleted while the group waits for its barrier. */
+static void unlink_b(const uint8_t *id)
+{
+    if (is_meta(id) || fired)
+        return;
+    fired = true;
+    CHECK_EQ(ns_unlink(c.volume->ns, ROOT_INO, "b", 1, 0), 0);
+}
+
+TEST(a_deleted_file_that_was_open_to_the_end_is_no_damage)
+{
+    struct volume_options o;
+    int stop = 0;
+
+    if (!setup())
+        return;
+    run("bOAO");
+    recorder.barrier_done = unlink_b;
+    CHECK_EQ(client_sync(&c), 0);
+    CHECK(fired);
+    /* Written back at once, and where its recorded root has its nodes: no group will ever name another one. */
+    c.volume->env.dirty_limit = 1;
+    for (uint64_t i = 0; i < MANY_NODES; i++)
+        CHECK_EQ(client_write(&c, h.file[1].ino, big, 1, i * NODE_SIZE), 1);
+    CHECK_EQ(volume_close(c.volume), 0);
+    o = history_options();
+    o.read_only = true;
+    verdict[0] = 0;
+    if (CHECK_EQ(client_open(&c, &o), 0) && !CHECK_EQ(volume_verify(c.volume, no_progress, on_damage, NULL, &stop), 0))
+        fprintf(stderr, "%s\n", verdict);
+    teardown();
+}
