@@ -220,7 +220,9 @@ static int load(struct namespace *ns, uint64_t ino, struct inode *inode)
             .btime = sqlite3_column_int64(stmt, 10),
         };
         inode->parent = (uint64_t)sqlite3_column_int64(stmt, 11);
-        inode->deleted = inode->attr.nlink == 0;
+        inode->deleted = sqlite3_column_type(stmt, 16) != SQLITE_NULL;
+        if (inode->deleted)
+            inode->attr.nlink = 0;
         inode->has_record = sqlite3_column_type(stmt, 12) != SQLITE_NULL;
         r = 0;
         if (inode->has_record) {

@@ -132,7 +132,7 @@ uint64_t ns_blocks(uint64_t size, uint64_t nodes);
 struct ns_object_row { uint64_t ino; uint8_t id[ID_SIZE]; struct object_record record; uint64_t active_epoch; bool orphan; };
 int ns_each_active(struct namespace *ns, int (*fn)(void *arg, const struct ns_object_row *row), void *arg);
 int ns_each_object(struct namespace *ns, int (*fn)(void *arg, const struct ns_object_row *row), void *arg);
-int ns_reclaim_orphans(struct namespace *ns);       /* deletes rows with nlink 0; object_dropped events tell which objects */
+int ns_reclaim_orphans(struct namespace *ns);       /* deletes rows of orphans; object_dropped events tell which objects */
 int ns_each_dropped(struct namespace *ns, int (*fn)(void *arg, const uint8_t id[ID_SIZE]), void *arg);
 int ns_forget_dropped(struct namespace *ns, const uint8_t id[ID_SIZE]);  /* the file is gone; removes the note */
 

@@ -79,9 +79,14 @@ static int find_free_name(struct namespace *ns, uint64_t parent, const char *nam
     return r;
 }
 
+int inode_links(struct namespace *ns, uint64_t ino, uint64_t left, int64_t now)
+{
+    return left > 0 ? RUN(ns, SQL_INODE_LINKS, INT(left), INT(now), INT(ino)) : RUN(ns, SQL_ORPHAN_PUT, INT(ino));
+}
+
 int directory_links(struct namespace *ns, const struct attr *dir, int64_t links, int64_t now)
 {
-    return links == 0 ? 0 : RUN(ns, SQL_INODE_LINKS, INT(dir->nlink + links), INT(now), INT(dir->ino));
+    return links == 0 ? 0 : inode_links(ns, dir->ino, (uint64_t)(dir->nlink + links), now);
 }
 
 /* ---- create ---- */
@@ -275,7 +280,7 @@ static int write_link(struct namespace *ns, const struct attr *attr, const struc
         return r;
     r = entry_insert(ns, entry, name, len);
     if (r == 0)
-        r = RUN(ns, SQL_INODE_LINKS, INT(attr->nlink + 1), INT(now), INT(attr->ino));
+        r = inode_links(ns, attr->ino, attr->nlink + 1, now);
     return transaction_end(ns, r);
 }
 
@@ -348,7 +353,7 @@ static int write_removal(struct namespace *ns, const struct attr *dir, const str
         return r;
     r = RUN(ns, SQL_ENTRY_DELETE, INT(entry->parent), INT(entry->cookie));
     if (r == 0)
-        r = RUN(ns, SQL_INODE_LINKS, INT(nlink), INT(now), INT(entry->ino));
+        r = inode_links(ns, entry->ino, nlink, now);
     if (r == 0)
         r = directory_links(ns, dir, entry->type == S_IFDIR ? -1 : 0, now);
     return transaction_end(ns, r);

@@ -29,7 +29,8 @@ enum statement {
     SQL_ENTRY_FIND, SQL_ENTRY_INSERT, SQL_ENTRY_DELETE, SQL_ENTRY_REPLACE, SQL_ENTRY_ANY, SQL_ENTRY_LIST,
     SQL_ENTRY_NAME, SQL_ENTRY_OF,
     SQL_INODE_LOAD, SQL_INODE_INSERT, SQL_INODE_DELETE, SQL_INODE_LINKS, SQL_INODE_OWNER,
-    SQL_INODE_PARENT, SQL_INODE_DATA, SQL_INODE_DURABLE, SQL_INODE_COUNT, SQL_ORPHANS,
+    SQL_INODE_PARENT, SQL_INODE_DATA, SQL_INODE_DURABLE, SQL_INODE_COUNT,
+    SQL_ORPHAN_PUT, SQL_ORPHAN_DELETE, SQL_ORPHAN_FIRST,
     SQL_CONTENT_GET, SQL_CONTENT_PUT, SQL_CONTENT_DELETE,
     SQL_XATTR_GET, SQL_XATTR_PUT, SQL_XATTR_DELETE, SQL_XATTR_LIST, SQL_XATTR_CLEAR,
     SQL_OBJECT_PUT, SQL_OBJECT_DELETE, SQL_OBJECT_LIST, SQL_OBJECT_LIST_ACTIVE,
@@ -142,6 +143,8 @@ int64_t time_now(void);     /* ns since 1970 */
  * is deleted. */
 int directory_get(struct namespace *ns, uint64_t ino, struct inode **dir, struct attr *attr);
 int directory_is_empty(struct namespace *ns, uint64_t ino);     /* 0 or -ENOTEMPTY */
+/* An inode has `left` links now; without any it becomes an orphan. In a transaction. */
+int inode_links(struct namespace *ns, uint64_t ino, uint64_t left, int64_t now);
 /* The row of a directory that gained or lost `links` links by subdirectories. In a transaction. */
 int directory_links(struct namespace *ns, const struct attr *dir, int64_t links, int64_t now);
 

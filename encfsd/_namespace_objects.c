@@ -161,7 +161,7 @@ static void read_object_row(sqlite3_stmt *stmt, struct ns_object_row *row)
     row->record.counter = (uint64_t)sqlite3_column_int64(stmt, 3);
     memcpy(row->record.salt, sqlite3_column_blob(stmt, 4), SALT_SIZE);
     row->active_epoch = (uint64_t)sqlite3_column_int64(stmt, 5);
-    row->orphan = sqlite3_column_int64(stmt, 6) == 0;
+    row->orphan = sqlite3_column_type(stmt, 6) != SQLITE_NULL;
 }
 
 static int read_object_rows(struct namespace *ns, enum statement list, uint64_t after, struct ns_object_row *rows,
@@ -217,7 +217,7 @@ int ns_each_object(struct namespace *ns, int (*fn)(void *arg, const struct ns_ob
 /* 1 and an orphan, 0 if there is none. */
 static int first_orphan(struct namespace *ns, uint64_t *ino, uint32_t *mode, uint8_t id[ID_SIZE])
 {
-    sqlite3_stmt *stmt = statement_query(ns, SQL_ORPHANS, NULL, 0);
+    sqlite3_stmt *stmt = statement_query(ns, SQL_ORPHAN_FIRST, NULL, 0);
     int r = statement_next(ns, stmt);
     if (r == 1) {
         *ino = (uint64_t)sqlite3_column_int64(stmt, 0);

@@ -135,7 +135,7 @@ static int write_rename(struct namespace *ns, const struct side *from, const str
     if (r == 0 && exchange)
         r = write_moved(ns, to, from);
     else if (r == 0 && to->inode != NULL)
-        r = RUN(ns, SQL_INODE_LINKS, INT(to->attr.nlink - links_lost(to)), INT(now), INT(to->attr.ino));
+        r = inode_links(ns, to->attr.ino, (uint64_t)(to->attr.nlink - links_lost(to)), now);
     if (r == 0)
         r = directory_links(ns, &from->dir_attr, links.from, now);
     if (r == 0 && from->dir != to->dir)

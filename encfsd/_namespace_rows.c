@@ -19,8 +19,8 @@ static const char *const sql[STATEMENTS] = {
     [SQL_ENTRY_OF] = "SELECT parent,name FROM dirent WHERE ino=?",
 
     [SQL_INODE_LOAD] =
-        "SELECT mode,nlink,uid,gid,rdev,size,blocks,atime,mtime,ctime,btime,parent,id,epoch,counter,salt"
-        " FROM inode LEFT JOIN object USING(ino) WHERE ino=?",
+        "SELECT mode,nlink,uid,gid,rdev,size,blocks,atime,mtime,ctime,btime,parent,id,epoch,counter,salt,orphan.ino"
+        " FROM inode LEFT JOIN object USING(ino) LEFT JOIN orphan USING(ino) WHERE ino=?",
     [SQL_INODE_INSERT] =
         "INSERT INTO inode(ino,mode,nlink,uid,gid,rdev,size,blocks,atime,mtime,ctime,btime,parent)"
         " VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?)",
@@ -32,7 +32,10 @@ static const char *const sql[STATEMENTS] = {
     /* A chmod may have written a later ctime than the root carries. */
     [SQL_INODE_DURABLE] = "UPDATE inode SET size=?,blocks=?,atime=?,mtime=?,ctime=max(ctime,?) WHERE ino=?",
     [SQL_INODE_COUNT] = "SELECT count(*) FROM inode",
-    [SQL_ORPHANS] = "SELECT ino,mode,id FROM inode LEFT JOIN object USING(ino) WHERE nlink=0 LIMIT 1",
+
+    [SQL_ORPHAN_PUT] = "INSERT INTO orphan(ino) VALUES(?)",
+    [SQL_ORPHAN_DELETE] = "DELETE FROM orphan WHERE ino=?",
+    [SQL_ORPHAN_FIRST] = "SELECT ino,mode,id FROM orphan JOIN inode USING(ino) LEFT JOIN object USING(ino) LIMIT 1",
 
     [SQL_CONTENT_GET] = "SELECT data FROM content WHERE ino=?",
     [SQL_CONTENT_PUT] = "INSERT OR REPLACE INTO content(ino,data) VALUES(?,?)",
@@ -47,10 +50,11 @@ static const char *const sql[STATEMENTS] = {
     [SQL_OBJECT_PUT] = "INSERT OR REPLACE INTO object(ino,id,epoch,counter,salt,active_epoch) VALUES(?,?,?,?,?,?)",
     [SQL_OBJECT_DELETE] = "DELETE FROM object WHERE ino=?",
     [SQL_OBJECT_LIST] =
-        "SELECT ino,id,epoch,counter,salt,active_epoch,nlink FROM object JOIN inode USING(ino) WHERE ino>? ORDER BY ino",
+        "SELECT object.ino,id,epoch,counter,salt,active_epoch,orphan.ino FROM object LEFT JOIN orphan USING(ino)"
+        " WHERE object.ino>? ORDER BY object.ino",
     [SQL_OBJECT_LIST_ACTIVE] =
-        "SELECT ino,id,epoch,counter,salt,active_epoch,nlink FROM object JOIN inode USING(ino)"
-        " WHERE active_epoch<>0 AND ino>? ORDER BY ino",
+        "SELECT object.ino,id,epoch,counter,salt,active_epoch,orphan.ino FROM object LEFT JOIN orphan USING(ino)"
+        " WHERE active_epoch<>0 AND object.ino>? ORDER BY object.ino",
 
     [SQL_DROPPED_PUT] = "INSERT INTO dropped(id) VALUES(?)",
     [SQL_DROPPED_DELETE] = "DELETE FROM dropped WHERE id=?",
@@ -170,6 +174,8 @@ bool id_is_zero(const uint8_t id[ID_SIZE])
 int inode_rows_delete(struct namespace *ns, uint64_t ino, uint32_t mode, const uint8_t object_id[ID_SIZE])
 {
     int r = RUN(ns, SQL_INODE_DELETE, INT(ino));
+    if (r == 0)
+        r = RUN(ns, SQL_ORPHAN_DELETE, INT(ino));
     if (r == 0)
         r = RUN(ns, SQL_XATTR_CLEAR, INT(ino));
     if (r == 0 && (S_ISREG(mode) || S_ISLNK(mode)))

@@ -154,6 +154,7 @@ static inline char *fx_dump(struct object *object)
 		"SELECT ino,hex(name),hex(value) FROM xattr ORDER BY ino,name",
 		"SELECT ino,hex(data) FROM content ORDER BY ino",
 		"SELECT ino,hex(id),epoch,counter,hex(salt),active_epoch FROM object ORDER BY ino",
+		"SELECT ino FROM orphan ORDER BY ino",
 		"SELECT hex(id) FROM dropped ORDER BY id",
 		NULL,
 	};
@@ -169,13 +170,15 @@ static inline void fx_check_database(struct object *object)
 		" WHERE NOT EXISTS (SELECT 1 FROM inode i WHERE i.ino=d.ino AND i.mode&61440=d.type)",
 		"SELECT 'entry in no directory',parent FROM dirent d"
 		" WHERE NOT EXISTS (SELECT 1 FROM inode i WHERE i.ino=d.parent AND i.mode&61440=16384"
-		"  AND nlink>0)",
+		"  AND ino NOT IN orphan)",
 		"SELECT 'links of file',ino,nlink FROM inode i WHERE mode&61440<>16384"
-		" AND nlink<>(SELECT count(*) FROM dirent d WHERE d.ino=i.ino)",
-		"SELECT 'links of directory',ino,nlink FROM inode i WHERE mode&61440=16384 AND nlink>0"
+		" AND ino NOT IN orphan AND nlink<>(SELECT count(*) FROM dirent d WHERE d.ino=i.ino)",
+		"SELECT 'links of directory',ino,nlink FROM inode i WHERE mode&61440=16384 AND ino NOT IN orphan"
 		" AND nlink<>2+(SELECT count(*) FROM dirent d WHERE d.parent=i.ino AND d.type=16384)",
 		"SELECT 'parent',ino,parent FROM inode i WHERE mode&61440=16384 AND ino<>1 AND"
-		" (SELECT count(*) FROM dirent d WHERE d.ino=i.ino AND d.parent=i.parent)<>min(nlink,1)",
+		" (SELECT count(*) FROM dirent d WHERE d.ino=i.ino AND d.parent=i.parent)<>(ino NOT IN orphan)",
+		"SELECT 'orphan with a name',ino FROM dirent WHERE ino IN orphan",
+		"SELECT 'orphan without a row',ino FROM orphan WHERE ino NOT IN (SELECT ino FROM inode)",
 		"SELECT 'parent of a file',ino FROM inode WHERE mode&61440<>16384 AND parent<>0",
 		"SELECT 'cookie',parent,cookie FROM dirent WHERE cookie<3",
 		"SELECT 'name twice',parent,name FROM dirent GROUP BY parent,name HAVING count(*)>1",
