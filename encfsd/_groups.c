@@ -22,6 +22,7 @@
 enum {
     SYNCFS_ABOVE = 32,          /* objects in a group: from here on one syncfs is cheaper than a barrier each */
     ROWS_AT_A_TIME = 64,        /* rows written before the namespace mutex is let go: bounds how long a request waits */
+    SHRINK_STEPS = 8,           /* short transactions of ns_shrink a group */
     PUBLISH_ROUNDS = 3,         /* renames may go on while a group commits what earlier ones published */
 };
 
@@ -41,6 +42,7 @@ struct target {
     struct object *object;      /* NULL: contents in the row */
     struct object_record record;
     bool enter_active;
+    bool published;             /* renamed or linked: this group's mark shows its contents under a new name */
     bool begun;                 /* a commit was begun: end it */
     bool named;                 /* this group's mark names `record` exactly; its slot is pinned once for that */
     int result;
@@ -237,6 +239,15 @@ static int take_target(struct groups *g, struct target_list *list, struct inode 
     return 0;
 }
 
+static void mark_published(struct target_list *list, const struct inode *inode)
+{
+    for (size_t i = list->count; i-- > 0; )
+        if (list->items[i].inode == inode) {
+            list->items[i].published = true;
+            return;
+        }
+}
+
 /* Group mutex held. */
 static int take_published(struct groups *g, struct target_list *list, bool again)
 {
@@ -246,6 +257,7 @@ static int take_published(struct groups *g, struct target_list *list, bool again
         struct inode *inode = g->published[g->published_count - 1];
         rc = take_target(g, list, inode, false, again);
         if (!rc) {
+            mark_published(list, inode);
             g->published_count--;
             inode->publish = false;
             inode_unhold(g->v->inodes, inode);
@@ -447,6 +459,22 @@ static void commit_objects(struct groups *g, struct target *targets, size_t coun
     }
 }
 
+/* A name must not become durable before the contents that it shows, or a replaced file would be lost with nothing in its place. So if
+ * they cannot be written, neither is the mark. 0 or -errno. */
+static int check_published(struct groups *g, struct target *targets, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct target *t = &targets[i];
+        if (!t->published || !t->object)        /* one that cannot be opened has not been written to, either */
+            continue;
+        if (t->result == -ENOSPC && space_spend_ballast(g->v))
+            commit_objects(g, t, 1, true);
+        if (t->result)
+            return t->result;
+    }
+    return 0;
+}
+
 /* ---- record ---- */
 
 /* The contents are not in the row any more. */
@@ -480,7 +508,7 @@ static int record_target(struct groups *g, struct target *t, bool last)
         /* It has outgrown its row since the group looked at it; rare enough to wait for its barrier here. */
         commit_objects(g, t, 1, true);
         if (t->result)
-            return 0;
+            return t->published ? t->result : 0;
     }
 
     pthread_mutex_lock(&g->mutex);
@@ -621,8 +649,10 @@ static int freeze_metadata(struct groups *g, struct target_list *list, size_t do
     int rc = 0;
 
     for (unsigned round = 0; ; round++) {
+        rc = check_published(g, list->items + done, list->count - done);
         ns_lock(v->ns, 0);
-        rc = record_targets(g, list->items + done, list->count - done, last, true);
+        if (!rc)
+            rc = record_targets(g, list->items + done, list->count - done, last, true);
         done = list->count;
         pthread_mutex_lock(&g->mutex);
         if (!rc)
@@ -633,7 +663,9 @@ static int freeze_metadata(struct groups *g, struct target_list *list, size_t do
         if (round >= PUBLISH_ROUNDS) {
             /* Renames do not stop: take the last of them with the namespace locked, without asking the kernel. */
             commit_objects(g, list->items + done, list->count - done, true);
-            rc = record_targets(g, list->items + done, list->count - done, last, false);
+            rc = check_published(g, list->items + done, list->count - done);
+            if (!rc)
+                rc = record_targets(g, list->items + done, list->count - done, last, false);
             break;
         }
         ns_unlock(v->ns);
@@ -641,6 +673,9 @@ static int freeze_metadata(struct groups *g, struct target_list *list, size_t do
             pull_kernel_pages(g, list->items[i].inode);
         commit_objects(g, list->items + done, list->count - done, true);
     }
+    /* Pages that deletions left are given back a few at a time; whatever goes wrong there, ns_failed tells. */
+    for (unsigned step = 0; step < SHRINK_STEPS && !rc && ns_shrink(v->ns) == 1; step++)
+        ;
     /* Still under the namespace mutex: everything up to `mark` and nothing after it is frozen. */
     *mark = ns_mark(v->ns);
     if (!rc)

@@ -329,6 +329,18 @@ TEST(unmounting_says_that_a_file_could_not_be_written)
     teardown();
 }
 
+TEST(a_rename_whose_contents_cannot_be_written_does_not_become_durable)
+{
+    if (!setup())
+        return;
+    run("CGR");
+    recorder.interfere = fail_object_barriers;
+    CHECK_EQ(history_run(&c, &h, 'D'), -EIO);
+    CHECK_EQ(client_create(&c, ROOT_INO, "late"), -EROFS);
+    check_after_kill();
+    teardown();
+}
+
 static int fail_reading_objects(const struct blockio_event *e)
 {
     return e->call == BIO_READ && !is_meta(e->id) ? -EIO : 0;
