@@ -341,6 +341,30 @@ static inline int solo(struct session *s)
     return 0;
 }
 
+/* A group after which the object is clean and not active, and was idle; it is closed, and opened again in the same mount. */
+static inline int reopen(struct session *s)
+{
+    for (int i = 0; i < 2; i++) {       /* the first may leave it active */
+        int rc = group(s, false);
+        if (rc)
+            return rc;
+        land_mark(s);
+    }
+    if (s->metadata.is_object_0)
+        return 0;
+    object_close(s->o);
+    s->pinned = false;
+    int rc = object_open(&s->o, &s->place->env, object_name, &s->metadata.record);
+    if (rc) {
+        s->o = NULL;
+        return rc;
+    }
+    object_pin_root(s->o, &s->metadata.record);
+    s->pin = s->metadata.record;
+    s->pinned = true;
+    return 0;
+}
+
 /* ---- Changes ---- */
 
 static inline int write_both(struct session *s, uint64_t offset, uint64_t size)
@@ -420,6 +444,7 @@ static inline const char *compare(struct object *o, const uint8_t *bytes, uint64
  *   X write 300 nodes    T truncate to 1000 bytes
  *   w write back         S solo commit             G group commit; its mark becomes durable two steps later
  *   M the mark becomes durable     g group commit whose mark fails
+ *   R close when idle, open again
  *   b B the next S, G or g begins here; writes here: what comes between belongs to the commit after it */
 static inline int step(struct session *s, char letter)
 {
@@ -448,6 +473,7 @@ static inline int step(struct session *s, char letter)
     case 'S': return solo(s);
     case 'G': return group(s, false);
     case 'g': land_mark(s); return commit(s, s->active);
+    case 'R': return reopen(s);
     case 'M': land_mark(s); return 0;
     default: CHECK(!"no such step"); return -EINVAL;
     }

@@ -97,7 +97,7 @@ static void explore_chosen(enum memory memory, unsigned part)
     static const char *const programs[] = {
         "SoSoSoSoSoSoS", "oGoGoGoGoGM", "SoSGoSoSGoSM", "SaSaSaSaSaSaS", "FSFS", "fGMfGMfGMoS", "SfStSfStS", "wGoqwGM",
         "FGMtGMFGM", "ogogfgoghgtgoGM",
-        "SobqSoboBqaSbtBoSbhBfS", "fbtfBhGobBaGM", "SfboBoSqbfBtuS", "XSTSaSXSTSoSpS", "XGMtGMoGM",
+        "SobqSoboBqaSbtBoSbhBfS", "fbtfBhGobBaGM", "SfboBoSqbfBtuS", "XSTSaSXSTSoSpS", "XGMtGMoGM", "SoSoSRSoSqS", "oRfSRtSaS",
     };
 
     if (explorer_begin(memory)) {
