@@ -28,6 +28,7 @@ from encfsd.errors import (
     FreeListTooLarge,
     InternalError,
     MemoryNotLocked,
+    NewerFormat,
     NoRecord,
     OlderThanRecord,
     StateUnusable,
@@ -285,8 +286,10 @@ class _Opening:
             root = _root_id(found.root)
             kind = OlderThanRecord if found.older else ForkedFromRecord
             return kind(where, str(record.root), str(root), root.salt)
-        if result == -errno.EBADMSG:
+        if result in (-errno.EBADMSG, -errno.EUCLEAN):
             return DamagedContents(where, text)
+        if result == -errno.EPROTONOSUPPORT:
+            return NewerFormat(where, text)
         if result == -errno.EUSERS:
             return VolumeInUse(where, text)
         if result == -errno.EPERM:
