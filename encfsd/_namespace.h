@@ -81,7 +81,8 @@ int ns_readdir(struct namespace *ns, uint64_t ino, uint64_t cookie, struct ns_di
                int flags);
 
 /* Extended attributes (user., trusted., security., system.posix_acl_*). xattr_flags: 0, XATTR_CREATE, XATTR_REPLACE.
- * Limits as on ext4: name 255 bytes, value 64 KiB (-E2BIG / -ERANGE / -ENOSPC). size 0 on get/list: only *len is returned. */
+ * Limits as on ext4: name 255 bytes, value 64 KiB, all names together 64 KiB (-ERANGE, -E2BIG, -ENOSPC). size 0 on get/list: only
+ * *len is returned. */
 int ns_setxattr(struct namespace *ns, uint64_t ino, const char *name, const void *value, size_t size, int xattr_flags,
                 bool caller_in_group_or_capable, int flags);
 int ns_getxattr(struct namespace *ns, uint64_t ino, const char *name, void *buffer, size_t size, size_t *len, int flags);

@@ -10,15 +10,13 @@
 enum {
     XATTR_NAME_BYTES = 255,
     XATTR_VALUE_BYTES = 65536,
+    XATTR_LIST_BYTES = 65536,   /* what listxattr(2) can return */
 };
 
 static const char access_name[] = "system.posix_acl_access";
 static const char default_name[] = "system.posix_acl_default";
 
-static bool has_prefix(const char *name, const char *prefix)
-{
-    return strncmp(name, prefix, strlen(prefix)) == 0 && name[strlen(prefix)] != '\0';
-}
+static const char *const prefixes[] = {"user.", "trusted.", "security."};
 
 static bool is_access_acl(const char *name)
 {
@@ -34,9 +32,14 @@ static int check_name(const char *name)
 {
     if (name[0] == '\0' || strlen(name) > XATTR_NAME_BYTES)
         return -ERANGE;
-    if (!has_prefix(name, "user.") && !has_prefix(name, "trusted.") && !has_prefix(name, "security.") && !is_acl(name))
-        return -EOPNOTSUPP;
-    return 0;
+    if (is_acl(name))
+        return 0;
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
+        size_t n = strlen(prefixes[i]);
+        if (strncmp(name, prefixes[i], n) == 0)
+            return name[n] != '\0' ? 0 : -EINVAL;
+    }
+    return -EOPNOTSUPP;
 }
 
 /* Copies a value of at most `size` bytes; *len is its length even if it does not fit (-ERANGE). -ENODATA: no such name. */
@@ -148,6 +151,18 @@ void inheritance_free(struct inheritance *inherited)
     inherited->access_acl = inherited->default_acl = NULL;
 }
 
+/* Bytes of the list of all names of an inode, or a negative errno. */
+static int64_t list_size(struct namespace *ns, uint64_t ino)
+{
+    sqlite3_stmt *stmt = QUERY(ns, SQL_XATTR_LIST, INT(ino));
+    int64_t size = 0;
+    int r;
+    while ((r = statement_next(ns, stmt)) == 1)
+        size += sqlite3_column_bytes(stmt, 0) + 1;
+    sqlite3_reset(stmt);
+    return r < 0 ? r : size;
+}
+
 /* ---- set and remove ---- */
 
 /* What one call does to an inode. */
@@ -209,19 +224,28 @@ static int plan_acl(const struct attr *attr, struct change *c, bool keep_setgid)
     return 0;
 }
 
+/* XATTR_CREATE, XATTR_REPLACE, and room for a new name in the list. */
+static int may_set(struct namespace *ns, uint64_t ino, const char *name, int xattr_flags)
+{
+    size_t len;
+    int r = read_value(ns, ino, name, NULL, 0, &len);
+    if (r == 0 || r == -ERANGE)
+        return xattr_flags == XATTR_CREATE ? -EEXIST : 0;
+    if (r != -ENODATA || xattr_flags == XATTR_REPLACE)
+        return r;
+    int64_t listed = list_size(ns, ino);
+    if (listed < 0)
+        return (int)listed;
+    return listed + (int64_t)strlen(name) + 1 > XATTR_LIST_BYTES ? -ENOSPC : 0;
+}
+
 static int set(struct namespace *ns, struct inode *inode, struct change *c, int xattr_flags, bool keep_setgid)
 {
     struct attr attr = core_attr(inode);
-    size_t len;
     c->mode = attr.mode;
     int r = is_acl(c->name) ? plan_acl(&attr, c, keep_setgid) : 0;
-    if (r == 0 && xattr_flags != 0) {
-        r = read_value(ns, attr.ino, c->name, NULL, 0, &len);
-        if (r == 0 || r == -ERANGE)
-            r = xattr_flags == XATTR_CREATE ? -EEXIST : 0;
-        else if (r == -ENODATA)
-            r = xattr_flags == XATTR_REPLACE ? -ENODATA : 0;
-    }
+    if (r == 0)
+        r = may_set(ns, attr.ino, c->name, xattr_flags);
     return r < 0 ? r : apply_change(ns, inode, &attr, c);
 }
 

@@ -94,6 +94,11 @@ def _fail(result: int) -> NoReturn:
     raise FUSEError(-result)
 
 
+def _time(nanoseconds: int) -> int:
+    """Return the nearest time that can be stored: 64 bits of nanoseconds end in 1677 and 2262."""
+    return max(-(1 << 63), min(nanoseconds, (1 << 63) - 1))
+
+
 def _entry(attr: Any) -> EntryAttributes:
     """Return a struct attr as pyfuse3 wants it."""
     entry = EntryAttributes()
@@ -105,7 +110,9 @@ def _entry(attr: Any) -> EntryAttributes:
     entry.st_gid = attr.gid
     entry.st_rdev = attr.rdev
     entry.st_size = attr.size
-    entry.st_blocks = attr.blocks
+    # While a file is being written the kernel knows its size, but blocks only from here. Programs
+    # that preserve holes take 0 for "all hole", so it must not be said of an empty file either.
+    entry.st_blocks = attr.blocks or int(stat.S_ISREG(attr.mode))
     entry.st_atime_ns = attr.atime
     entry.st_mtime_ns = attr.mtime
     entry.st_ctime_ns = attr.ctime
@@ -210,13 +217,13 @@ class Operations(pyfuse3.Operations):
             values.gid = attr.st_gid
             valid |= lib.SET_GID
         if fields.update_atime:
-            values.atime = attr.st_atime_ns
+            values.atime = _time(attr.st_atime_ns)
             valid |= lib.SET_ATIME
         if fields.update_mtime:
-            values.mtime = attr.st_mtime_ns
+            values.mtime = _time(attr.st_mtime_ns)
             valid |= lib.SET_MTIME
         if fields.update_ctime:
-            values.ctime = attr.st_ctime_ns
+            values.ctime = _time(attr.st_ctime_ns)
             valid |= lib.SET_CTIME
         request.valid = valid
         if not valid:
@@ -543,10 +550,11 @@ class Operations(pyfuse3.Operations):
         return await self._bytes(lib.REQ_GETXATTR, inode, _XATTR_MAX, name)
 
     @_handler
-    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:  # noqa: ARG002
-        """Return the names of all attributes."""
-        names = await self._bytes(lib.REQ_LISTXATTR, inode, _XATTR_MAX)
-        return [XAttrNameT(name) for name in names.split(b"\0")[:-1]]
+    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
+        """Return the names of all attributes that the caller may see."""
+        names = (await self._bytes(lib.REQ_LISTXATTR, inode, _XATTR_MAX)).split(b"\0")[:-1]
+        hidden = b"\0" if ctx.uid == 0 else b"trusted."
+        return [XAttrNameT(name) for name in names if not name.startswith(hidden)]
 
     @_handler
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:

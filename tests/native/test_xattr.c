@@ -143,11 +143,35 @@ TEST(limits)
 	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "user.a", got, sizeof got, &len, 0), 0);
 	CHECK_EQ(len, 65536);
 	CHECK_MEM_EQ(got, value, 65536);
-	static const char *const refused[] = {"foo", "user.", "system.foo", "system.posix_acl",
+	static const char *const refused[] = {"foo", "user", "system.foo", "system.posix_acl",
 					      "posix_acl_access", "User.a"};
 	for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
 		CHECK_EQ(ns_setxattr(fx.ns, f.ino, refused[i], "", 0, 0, true, 0), -EOPNOTSUPP);
+	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "user.", "", 0, 0, true, 0), -EINVAL);
 	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "", "", 0, 0, true, 0), -ERANGE);
+	forget(&fx, f.ino, 1);
+	fx_end(&fx);
+}
+
+TEST(a_list_that_could_not_be_returned_does_not_grow)
+{
+	struct fixture fx;
+	struct attr f;
+	char name[256];
+	static char list[65536];
+	size_t len;
+	fx_new(&fx);
+	make(&fx, ROOT_INO, "f", S_IFREG | 0600, &f);
+	for (int i = 0; i < 256; i++) { /* 256 bytes each, with the NUL */
+		snprintf(name, sizeof name, "user.%0250d", i);
+		CHECK_EQ(ns_setxattr(fx.ns, f.ino, name, "v", 1, 0, true, 0), 0);
+	}
+	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "user.a", "v", 1, 0, true, 0), -ENOSPC);
+	CHECK_EQ(ns_setxattr(fx.ns, f.ino, name, "new", 3, 0, true, 0), 0);
+	CHECK_EQ(ns_listxattr(fx.ns, f.ino, list, sizeof list, &len, 0), 0);
+	CHECK_EQ(len, 65536);
+	CHECK_EQ(ns_removexattr(fx.ns, f.ino, name, 0), 0);
+	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "user.a", "v", 1, 0, true, 0), 0);
 	forget(&fx, f.ino, 1);
 	fx_end(&fx);
 }

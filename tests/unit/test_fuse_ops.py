@@ -101,6 +101,20 @@ def test_attributes_of_any_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     trio.run(main)
 
 
+def test_an_empty_file_is_no_hole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: Any) -> int:
+        request.attr.mode = {1: 0o100644, 2: 0o040755}[request.ino]
+        return 0
+
+    async def main() -> None:
+        ops, _, fake = operations(monkeypatch, answer)
+        assert (await ops.getattr(InodeT(1), CTX)).st_blocks == 1
+        assert (await ops.getattr(InodeT(2), CTX)).st_blocks == 0
+        close(fake)
+
+    trio.run(main)
+
+
 def test_negative_errno_becomes_a_fuse_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         ops, _, fake = operations(monkeypatch, lambda _: -errno.ENOSPC)
