@@ -131,7 +131,7 @@ def read(path: str | bytes) -> bytes:
 def system(name: str, *args: Any) -> int:
     """Call a function of libc that returns -1 for an error; raise OSError then."""
     function = getattr(_libc, name)
-    function.restype = ctypes.c_long
+    function.restype = ctypes.c_int
     result: int = function(*(ctypes.c_long(a) if isinstance(a, int) else a for a in args))
     if result == -1:
         code = ctypes.get_errno()

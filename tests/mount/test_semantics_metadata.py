@@ -186,31 +186,6 @@ def test_what_changes_which_time() -> Iterator[object]:
 
 
 @check()
-def test_reading_changes_atime_as_relatime_says() -> Iterator[object]:
-    """With relatime, if it is not later than mtime or ctime, or a day old."""
-    write("f", b"contents")
-    os.mkdir("d")
-    os.symlink("f", "l")
-    day = 86_400 * 10**9
-    now = os.stat("f").st_mtime_ns
-    readers: tuple[tuple[str, Callable[[], object]], ...] = (
-        ("f", lambda: read("f")),
-        ("d", lambda: os.listdir("d")),
-        ("l", lambda: os.readlink("l")),
-    )
-    for (path, reader), (atime, mtime) in itertools.product(
-        readers, ((now - 5, now), (now + day, now - day), (now - 2 * day, now - 3 * day))
-    ):
-        os.utime(path, ns=(atime, mtime), follow_symlinks=False)
-        tick()
-        reader()
-        first = times(path)[0]
-        tick()
-        reader()
-        yield path, first != atime, times(path)[0] != first
-
-
-@check()
 def test_new_files_have_one_time() -> Iterator[object]:
     write("f")
     os.mkdir("d")
