@@ -10,7 +10,8 @@ enum { ROOM = 400 * NODE_SIZE, COMMITS = 128 };     /* bytes that an object may 
 
 static const uint8_t object_name[ID_SIZE] = {0xab, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-static int own_memory;                  /* > 0: who allocates now is the test */
+/* > 0: who allocates now is the test. Volatile, for the compiler believes that malloc does not look at it. */
+static volatile int own_memory;
 
 /* ---- What was committed ---- */
 

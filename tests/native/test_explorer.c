@@ -86,8 +86,8 @@ TEST(every_crash_state_of_short_programs_is_a_committed_one)
         make_bases();
         explore_all(0, 1);
         explore_all(1, 1);
-        explore_all(2, x.thorough ? 1 : 3);
-        explore_all(3, x.thorough ? 1 : 97);
+        explore_all(2, x.thorough ? 1 : 5);
+        explore_all(3, x.thorough ? 1 : 197);
         explorer_end("short programs");
     }
 }
