@@ -18,6 +18,7 @@ static struct {
     unsigned seen_count;
     char later[64];                     /* what followed the first crash, if anything */
     unsigned long states, violations;
+    bool busy;                          /* groups run while the program does */
     bool control;                       /* a negative control: a violation is what it waits for */
 } x;
 
@@ -215,8 +216,22 @@ static void explore_twice(const struct crash *base, const struct trace *t, const
     }
 }
 
+static _Atomic bool enough;
+
+/* Groups, full and forced in turn, that meet whatever the program is doing. */
+static void *run_groups(void *volume)
+{
+    struct volume *v = volume;
+
+    while (!atomic_load(&enough)) {
+        groups_sync_all(v->groups);
+        groups_sync_metadata(v->groups);
+    }
+    return NULL;
+}
+
 /* Runs the program on the volume that all begin with, then explores what may be left of it. */
-static void explore_program(const char *program, unsigned twice, unsigned every)
+static void explore_program(const char *program, unsigned every_first, unsigned twice, unsigned every)
 {
     static struct trace trace;
     static struct history h;
@@ -237,13 +252,20 @@ static void explore_program(const char *program, unsigned twice, unsigned every)
         return;
     }
     history_hold(&c);
+    pthread_t groups;
+    atomic_store(&enough, false);
+    if (x.busy)
+        pthread_create(&groups, NULL, run_groups, c.volume);
     for (const char *op = program; *op; op++)
         if (!CHECK_EQ(history_run(&c, &h, *op), 0))
             fprintf(stderr, "program \"%s\"\n", program);
+    atomic_store(&enough, true);
+    if (x.busy)
+        pthread_join(groups, NULL);
     if (c.volume)
         history_kill(&c);
     recorder.trace = NULL;
-    explore(&x.start_files, &trace, 1, &h, 1);
+    explore(&x.start_files, &trace, 1, &h, every_first);
     if (twice)
         explore_twice(&x.start_files, &trace, &h, twice, every);
     files_forget(x.start_count);
@@ -287,7 +309,7 @@ TEST(every_crash_of_chosen_programs)
     if (!explorer_begin())
         return;
     for (size_t i = 0; i < sizeof PROGRAMS / sizeof *PROGRAMS; i++)
-        explore_program(PROGRAMS[i], x.thorough ? 40 : 3, x.thorough ? 1 : 6);
+        explore_program(PROGRAMS[i], 1, x.thorough ? 40 : 3, x.thorough ? 1 : 6);
     CHECK_EQ(x.violations, 0);
     explorer_end("chosen programs");
 }
@@ -301,10 +323,24 @@ TEST(every_crash_of_other_programs)
     for (unsigned i = 0; i < n * n * n; i++) {
         char program[4] = {OPERATIONS[i / n / n], OPERATIONS[i / n % n], OPERATIONS[i % n], 0};
         if (x.thorough || i % 79 == 7)
-            explore_program(program, x.thorough ? 6 : 1, x.thorough ? 2 : 8);
+            explore_program(program, 1, x.thorough ? 6 : 1, x.thorough ? 2 : 8);
     }
     CHECK_EQ(x.violations, 0);
     explorer_end("other programs");
+}
+
+TEST(every_crash_while_groups_run)
+{
+    static const char *const BUSY[] = {"bFFFFFF", "bFOFFOF", "CGFFRbFF", "aGFFUbFF", "bFTFOF"};
+
+    if (!explorer_begin())
+        return;
+    x.busy = true;
+    for (unsigned times = x.thorough ? 40 : 1; times > 0; times--)
+        for (size_t i = 0; i < sizeof BUSY / sizeof *BUSY; i++)
+            explore_program(BUSY[i], x.thorough ? 2 : 6, x.thorough ? 4 : 1, 8);
+    CHECK_EQ(x.violations, 0);
+    explorer_end("programs with groups at the same time");
 }
 
 /* Does the explorer see it if the disk does not do what it was told? */
@@ -314,7 +350,7 @@ static void blind(enum blindness blindness, const char *program, const char *wha
         return;
     x.control = true;
     recorder.blind = blindness;
-    explore_program(program, blindness == BLIND_RECOVERY ? 4 : 0, 2);
+    explore_program(program, 1, blindness == BLIND_RECOVERY ? 4 : 0, 2);
     recorder.blind = SEES_ALL;
     CHECK(x.violations > 0);
     explorer_end(what);
