@@ -37,3 +37,16 @@ def test_claims_name_tests_that_exist() -> None:
     paths = set(re.findall(r"`((?:tests|bench)/[^` ]+)`", text))
     assert len(paths) > 5
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_invariants_name_tests_that_exist() -> None:
+    text = (ROOT / "docs/invariants.md").read_text()
+    named = re.findall(r"`([a-z_/]+\.(?:c|py))::([a-z0-9_]+)`", text)
+    assert len(named) > 50
+    wrong = []
+    for file, name in named:
+        path = ROOT / "tests" / (file if "/" in file else f"native/{file}")
+        definition = f"TEST({name})" if file.endswith(".c") else f"def test_{name}("
+        if not path.exists() or definition not in path.read_text():
+            wrong.append(f"{file}::{name}")
+    assert wrong == []
