@@ -364,7 +364,7 @@ static int build_level(struct fold *f, unsigned level)
 /* The tree became lower: the nodes above its new top go. */
 static int lower(struct fold *f, unsigned height)
 {
-    struct entry entry;
+    struct entry entry = {0};
     int rc = 0;
 
     for (unsigned level = height + 1; level <= f->old->height && rc >= 0; level++) {
