@@ -187,7 +187,15 @@ static int move_to_object(struct volume *v, struct inode *inode)
     return 0;
 }
 
-static int write_inline(struct inode *inode, const void *buffer, size_t size, uint64_t offset)
+/* The next full group will write the contents into the row; until then they need room. */
+static void set_content_dirty(struct volume *v, struct inode *inode)
+{
+    if (!inode->content_dirty)
+        space_owe_row(v);
+    inode->content_dirty = true;
+}
+
+static int write_inline(struct volume *v, struct inode *inode, const void *buffer, size_t size, uint64_t offset)
 {
     if (!inode->content) {
         inode->content = calloc(1, INLINE_MAX);
@@ -198,21 +206,8 @@ static int write_inline(struct inode *inode, const void *buffer, size_t size, ui
     if (offset + size > inode->attr.size)
         inode->attr.size = offset + size;
     inode->attr.blocks = ns_blocks(inode->attr.size, 0);
-    inode->content_dirty = true;
+    set_content_dirty(v, inode);
     return 0;
-}
-
-/* The promise that keeps write-back from running out of space; a full store gets one chance to take slots back. */
-static int reserve(struct volume *v, uint64_t bytes, int flags)
-{
-    int rc = space_reserve(v, bytes);
-
-    if (rc != -ENOSPC)
-        return rc;
-    if (flags & FILE_NOWAIT)
-        return -EAGAIN;
-    groups_reclaim_space(v->groups);
-    return space_reserve(v, bytes);
 }
 
 int file_write(struct volume *v, uint64_t ino, const void *buffer, size_t size, uint64_t offset, int flags)
@@ -228,7 +223,7 @@ int file_write(struct volume *v, uint64_t ino, const void *buffer, size_t size, 
         return 0;
     if (offset > OBJECT_MAX_SIZE - size)
         return -EFBIG;
-    rc = reserve(v, size, flags);
+    rc = space_reserve(v, size, flags & FILE_NOWAIT);
     if (!rc)
         rc = acquire(v, ino, &inode, true, flags);
     if (rc)
@@ -242,7 +237,7 @@ int file_write(struct volume *v, uint64_t ino, const void *buffer, size_t size, 
         if (!rc)
             take_object_attr(inode);
     } else if (!rc) {
-        rc = write_inline(inode, buffer, size, offset);
+        rc = write_inline(v, inode, buffer, size, offset);
     }
     if (!rc) {
         touch(inode);
@@ -254,13 +249,13 @@ int file_write(struct volume *v, uint64_t ino, const void *buffer, size_t size, 
     return rc;
 }
 
-static void truncate_inline(struct inode *inode, uint64_t size)
+static void truncate_inline(struct volume *v, struct inode *inode, uint64_t size)
 {
     if (inode->content && size < inode->attr.size)
         memset(inode->content + size, 0, inode->attr.size - size);
     inode->attr.size = size;
     inode->attr.blocks = ns_blocks(size, 0);
-    inode->content_dirty = true;
+    set_content_dirty(v, inode);
 }
 
 int file_truncate(struct volume *v, uint64_t ino, uint64_t size, struct attr *out, int flags)
@@ -289,7 +284,7 @@ int file_truncate(struct volume *v, uint64_t ino, uint64_t size, struct attr *ou
             rc = inode->content ? 0 : -ENOMEM;
         }
         if (!rc)
-            truncate_inline(inode, size);
+            truncate_inline(v, inode, size);
     }
     if (!rc) {
         touch(inode);
@@ -321,7 +316,7 @@ int file_punch(struct volume *v, uint64_t ino, uint64_t offset, uint64_t size, i
     } else if (offset < inode->attr.size && inode->content) {
         uint64_t end = offset + size < inode->attr.size ? offset + size : inode->attr.size;
         memset(inode->content + offset, 0, end - offset);
-        inode->content_dirty = true;
+        set_content_dirty(v, inode);
     }
     if (!rc) {
         touch(inode);

@@ -761,6 +761,8 @@ static void run_group(struct groups *g, struct waiter *waiters, bool full, bool 
     size_t first_published = 0, end_published = 0;
     uint64_t mark = 0;
     int rc = groups_failed(g), memory = 0;
+    /* Before collecting: what gets dirty meanwhile counts for the next one. */
+    uint64_t owed = full ? atomic_load(&g->v->space.metadata) : 0;
 
     if (!rc) {
         memory = collect(g, &list, waiters, full, &first_published, &end_published);
@@ -774,6 +776,8 @@ static void run_group(struct groups *g, struct waiter *waiters, bool full, bool 
         g->stats.objects_committed += list.count;
         pthread_mutex_unlock(&g->mutex);
         after_durable(g, &list, &record);
+        if (!memory)
+            atomic_fetch_sub(&g->v->space.metadata, owed);
     }
     /* Memberships count before anybody is woken: a woken fsync must find its object active. */
     let_targets_go(g, &list, mark, rc == 0);

@@ -15,25 +15,20 @@ typedef int64_t run_fn(struct volume *v, struct request *r, bool nowait);
 static int ns_flags(bool nowait) { return nowait ? NS_NOWAIT : 0; }
 static int file_flags(bool nowait) { return nowait ? FILE_NOWAIT : 0; }
 
-/* Operations that add metadata need a commit's worth of space in reserve; restoring it may block. */
-static int room(struct volume *v, bool nowait)
+/* For operations that add metadata, with `bytes` of their own. */
+static int room(struct volume *v, uint64_t bytes, bool nowait)
 {
-    bool ballast;
-
     if (v->options.read_only || groups_failed(v->groups))
         return -EROFS;
-    pthread_mutex_lock(&v->space.mutex);
-    ballast = v->space.ballast;
-    pthread_mutex_unlock(&v->space.mutex);
-    if (ballast)
-        return 0;
-    return nowait ? -EAGAIN : space_for_metadata(v);
+    return space_for_metadata(v, bytes, nowait);
 }
 
-/* Operations that only remove or change: allowed on a full store. */
-static int writable(struct volume *v)
+/* For operations that only remove or change: allowed on a full store. */
+static int writable(struct volume *v, bool nowait)
 {
-    return v->options.read_only || groups_failed(v->groups) ? -EROFS : 0;
+    if (v->options.read_only || groups_failed(v->groups))
+        return -EROFS;
+    return space_for_removal(v, nowait);
 }
 
 static int64_t run_lookup(struct volume *v, struct request *r, bool nowait)
@@ -49,7 +44,7 @@ static int64_t run_getattr(struct volume *v, struct request *r, bool nowait)
 static int64_t run_setattr(struct volume *v, struct request *r, bool nowait)
 {
     struct attr values = r->attr;
-    int64_t rc = writable(v);
+    int64_t rc = writable(v, nowait);
 
     if (!rc && (r->valid & SET_SIZE))
         rc = file_truncate(v, r->ino, values.size, &r->attr, file_flags(nowait));
@@ -65,19 +60,19 @@ static int64_t run_setattr(struct volume *v, struct request *r, bool nowait)
 
 static int64_t run_mknod(struct volume *v, struct request *r, bool nowait)
 {
-    int rc = room(v, nowait);
+    int rc = room(v, 0, nowait);
     return rc ? rc : ns_mknod(v->ns, r->ino, r->name, r->name_len, r->mode, r->rdev, &r->caller, &r->attr, ns_flags(nowait));
 }
 
 static int64_t run_mkdir(struct volume *v, struct request *r, bool nowait)
 {
-    int rc = room(v, nowait);
+    int rc = room(v, 0, nowait);
     return rc ? rc : ns_mkdir(v->ns, r->ino, r->name, r->name_len, r->mode, &r->caller, &r->attr, ns_flags(nowait));
 }
 
 static int64_t run_symlink(struct volume *v, struct request *r, bool nowait)
 {
-    int rc = room(v, nowait);
+    int rc = room(v, r->new_name_len, nowait);
     return rc ? rc : ns_symlink(v->ns, r->ino, r->name, r->name_len, r->new_name, r->new_name_len, &r->caller, &r->attr,
                                 ns_flags(nowait));
 }
@@ -91,25 +86,25 @@ static int64_t run_readlink(struct volume *v, struct request *r, bool nowait)
 
 static int64_t run_link(struct volume *v, struct request *r, bool nowait)
 {
-    int rc = room(v, nowait);
+    int rc = room(v, 0, nowait);
     return rc ? rc : ns_link(v->ns, r->ino, r->new_parent, r->new_name, r->new_name_len, &r->attr, ns_flags(nowait));
 }
 
 static int64_t run_unlink(struct volume *v, struct request *r, bool nowait)
 {
-    int rc = writable(v);
+    int rc = writable(v, nowait);
     return rc ? rc : ns_unlink(v->ns, r->ino, r->name, r->name_len, ns_flags(nowait));
 }
 
 static int64_t run_rmdir(struct volume *v, struct request *r, bool nowait)
 {
-    int rc = writable(v);
+    int rc = writable(v, nowait);
     return rc ? rc : ns_rmdir(v->ns, r->ino, r->name, r->name_len, ns_flags(nowait));
 }
 
 static int64_t run_rename(struct volume *v, struct request *r, bool nowait)
 {
-    int rc = writable(v);
+    int rc = writable(v, nowait);
     return rc ? rc : ns_rename(v->ns, r->ino, r->name, r->name_len, r->new_parent, r->new_name, r->new_name_len, r->flags,
                                ns_flags(nowait));
 }
@@ -123,7 +118,7 @@ static int64_t run_readdir(struct volume *v, struct request *r, bool nowait)
 
 static int64_t run_setxattr(struct volume *v, struct request *r, bool nowait)
 {
-    int rc = room(v, nowait);
+    int rc = room(v, r->size, nowait);
     /* `valid` nonzero: the caller may keep setgid on an ACL change (it is in the file's group or has CAP_FSETID). */
     return rc ? rc : ns_setxattr(v->ns, r->ino, r->name, r->buffer, r->size, (int)r->flags, r->valid != 0, ns_flags(nowait));
 }
@@ -144,7 +139,7 @@ static int64_t run_listxattr(struct volume *v, struct request *r, bool nowait)
 
 static int64_t run_removexattr(struct volume *v, struct request *r, bool nowait)
 {
-    int rc = writable(v);
+    int rc = writable(v, nowait);
     return rc ? rc : ns_removexattr(v->ns, r->ino, r->name, ns_flags(nowait));
 }
 

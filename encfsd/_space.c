@@ -2,6 +2,8 @@
  * once more (deleting files must work on a full store). Reasons: docs/decisions/0009-space-reservation.md. */
 #include "_volume_internal.h"
 
+#include "_groups.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -13,25 +15,35 @@ enum {
     BALLAST_BYTES = 4 << 20,            /* more than one worst-case commit of object 0 */
     MARGIN_BYTES = 16 << 20,            /* below this each promise looks at the store again */
     TREE_SHARE = 32,                    /* data / 32 covers tree nodes (1/73, twice while a commit is in flight) */
+    OPERATION_BYTES = 4 * NODE_SIZE,    /* of object 0 that one operation dirties as a rule: a row, an entry, their tree nodes */
+    IN_ROW_BYTES = 2 * NODE_SIZE,       /* that a row with contents needs: a page and a tree node */
 };
 
 static const char BALLAST[] = "ballast";
 
-/* Bytes that may be promised: what the store has, less what dirty nodes will need. Mutex held. */
+/* Bytes that commits may need for what is only in memory. Too large a figure costs a group that would not have been needed, too small a
+ * one costs the volume. */
+static uint64_t owed(struct volume *v)
+{
+    uint64_t dirty = atomic_load(&v->env.dirty_nodes) * NODE_SIZE;
+
+    return dirty + dirty / TREE_SHARE + atomic_load(&v->space.metadata);
+}
+
+/* Bytes that may be promised: what the store has, less what is owed, less what commits may use when there is no ballast. Mutex held. */
 static int look(struct volume *v)
 {
-    uint64_t available, total, dirty = atomic_load(&v->env.dirty_nodes) * NODE_SIZE;
+    uint64_t available, total, kept = owed(v) + (v->space.ballast ? 0 : BALLAST_BYTES);
     int rc = blockdir_space(v->dir, &available, &total);
 
     if (rc)
         return rc;
-    dirty += dirty / TREE_SHARE;
-    v->space.available = available > dirty ? available - dirty : 0;
+    v->space.available = available > kept ? available - kept : 0;
     v->space.promised = 0;
     return 0;
 }
 
-int space_reserve(struct volume *v, uint64_t bytes)
+static int promise(struct volume *v, uint64_t bytes)
 {
     struct space *s = &v->space;
     uint64_t need = bytes + bytes / TREE_SHARE + 2 * NODE_SIZE;
@@ -48,6 +60,18 @@ int space_reserve(struct volume *v, uint64_t bytes)
     return rc;
 }
 
+int space_reserve(struct volume *v, uint64_t bytes, bool nowait)
+{
+    int rc = promise(v, bytes);
+
+    if (rc != -ENOSPC)
+        return rc;
+    if (nowait)
+        return -EAGAIN;
+    groups_reclaim_space(v->groups);
+    return promise(v, bytes);
+}
+
 uint64_t space_available(struct volume *v)
 {
     uint64_t available = 0;
@@ -59,15 +83,47 @@ uint64_t space_available(struct volume *v)
     return available;
 }
 
-int space_for_metadata(struct volume *v)
+int space_for_metadata(struct volume *v, uint64_t bytes, bool nowait)
 {
     struct space *s = &v->space;
     bool ballast;
+    int rc = 0;
 
     pthread_mutex_lock(&s->mutex);
     ballast = s->ballast;
     pthread_mutex_unlock(&s->mutex);
-    return ballast ? 0 : space_restore_ballast(v);
+    if (!ballast)
+        rc = nowait ? -EAGAIN : space_restore_ballast(v);
+    if (!rc)
+        rc = space_reserve(v, bytes + OPERATION_BYTES, nowait);
+    if (!rc)
+        atomic_fetch_add(&s->metadata, bytes + OPERATION_BYTES);
+    return rc;
+}
+
+void space_owe_row(struct volume *v)
+{
+    atomic_fetch_add(&v->space.metadata, IN_ROW_BYTES);
+}
+
+int space_for_removal(struct volume *v, bool nowait)
+{
+    struct space *s = &v->space;
+    bool tight = false;
+
+    if (atomic_load(&s->metadata) > BALLAST_BYTES / 2) {
+        pthread_mutex_lock(&s->mutex);
+        if (s->promised + MARGIN_BYTES > s->available)
+            look(v);
+        tight = s->available < MARGIN_BYTES;
+        pthread_mutex_unlock(&s->mutex);
+    }
+    if (tight && nowait)
+        return -EAGAIN;
+    if (tight)
+        groups_reclaim_space(v->groups);
+    atomic_fetch_add(&s->metadata, OPERATION_BYTES);
+    return 0;
 }
 
 /* Writes every block: a file that is only allocated would need journal space when it is most scarce. */
@@ -98,7 +154,7 @@ int space_restore_ballast(struct volume *v)
         return 0;
     }
     rc = look(v);
-    if (!rc && s->available < 2 * BALLAST_BYTES)
+    if (!rc && s->available < BALLAST_BYTES)    /* beside the bytes of the ballast itself */
         rc = -ENOSPC;                   /* do not try again and again to fill a store that is full */
     if (rc) {
         pthread_mutex_unlock(&s->mutex);

@@ -27,6 +27,7 @@ struct space {
     uint64_t available;                         /* bytes, at the last look */
     uint64_t promised;                          /* bytes accepted since then */
     bool ballast;                               /* the ballast file exists with all its blocks */
+    _Atomic uint64_t metadata;                  /* not under the mutex: bytes that operations since the last full group may need */
 };
 
 /* The trusted record as it lies in the state directory (encfsd/state.py, docs/format-keys.md). */
@@ -89,11 +90,17 @@ struct volume {
 void volume_log(struct volume *v, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* _space.c */
-/* Promises room for `bytes` of new contents, or -ENOSPC. Looks at the backing store when the last look is used up. Does not block on
- * more than one statvfs. */
-int space_reserve(struct volume *v, uint64_t bytes);
-/* Metadata that adds something: -ENOSPC once the ballast is spent and cannot be restored. */
-int space_for_metadata(struct volume *v);
+/* Promises room for `bytes` of new contents, or -ENOSPC. Looks at the backing store when the last look is used up. A full store gets
+ * one chance to take slots back: that waits for a full group, or returns -EAGAIN with `nowait`. No lock may be held. */
+int space_reserve(struct volume *v, uint64_t bytes, bool nowait);
+/* The same for an operation that adds metadata, with `bytes` of its own. -ENOSPC too while the ballast is spent and cannot be
+ * restored. */
+int space_for_metadata(struct volume *v, uint64_t bytes, bool nowait);
+/* Before an operation that removes or changes metadata: it is allowed on a full store, but the commit of all such operations since
+ * the last group must fit into the ballast. Waits for a full group if they come near it, or returns -EAGAIN with `nowait`; else 0. */
+int space_for_removal(struct volume *v, bool nowait);
+/* Contents that space_reserve has promised room for will go into a row, where they need more. */
+void space_owe_row(struct volume *v);
 /* Creates or restores the ballast; returns 0 or -errno (-ENOSPC: the store is full). */
 int space_restore_ballast(struct volume *v);
 /* Gives the ballast up so that a commit of object 0 can be written. Returns whether there was one. */
