@@ -199,7 +199,7 @@ class Sizes:
     records: int  # of RocksDB
 
 
-FULL = Sizes(11, 128, 128, 300, 50_000, 1_000_000, 100_000)
+FULL = Sizes(11, 128, 128, 300, 50_000, 1_000_000, 20_000)
 QUICK = Sizes(5, 64, 64, 100, 10_000, 20_000, 10_000)
 PARTS = ("throughput", "durable", "namespace", "many", "mount")
 
