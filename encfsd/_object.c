@@ -197,6 +197,7 @@ static int adopt(struct object *o, const struct candidates *c, unsigned i)
     o->mtime = c->plain[i].mtime;
     o->ctime = c->plain[i].ctime;
     o->commit_end = c->plain[i].end;
+    o->hidden_end = c->plain[i].delta_count ? c->plain[i].end : 0;
     o->written_end = length;
     return 0;
 }

@@ -307,6 +307,15 @@ struct delta {
     bool full;                          /* it cannot say what has changed: fold */
 };
 
+/* The delta is about to hide this entry of the tree. */
+static int delta_hide(struct delta *d, const struct entry *old)
+{
+    if (old->slot >= d->c->hidden_end)
+        d->c->hidden_end = old->slot + 1;
+    d->nodes--;
+    return slots_push(&d->c->retired, old->slot);
+}
+
 static int delta_add(struct delta *d, uint64_t index, const struct entry *entry)
 {
     d->full |= d->merged.count == DELTA_MAX || index >= nodes_for(d->c->root.plain.size);
@@ -341,10 +350,8 @@ static int delta_cut(struct delta *d, const struct range *cut, struct cursor *cu
     int rc;
 
     for (uint64_t i = cut->first; (rc = tree_next(o, &i, cut->last, cursor, &entry)) > 0 && !d->full; i++) {
-        if (!delta_find(&o->root->plain, i)) {      /* else the entry in the delta hid it, and it was retired then */
-            d->nodes--;
-            rc = slots_push(&d->c->retired, entry.slot);
-        }
+        if (!delta_find(&o->root->plain, i))        /* else it is hidden already */
+            rc = delta_hide(d, &entry);
         if (rc >= 0 && !overlay_get(&o->flying->overlay, i))
             rc = delta_add(d, i, &hole);
         if (rc < 0)
@@ -363,10 +370,8 @@ static int delta_write(struct delta *d, const struct delta_entry *e, struct curs
 
     if (!delta_find(&o->root->plain, i) && !cuts_find(&o->flying->cuts, i))
         rc = tree_next(o, &i, i + 1, cursor, &old);
-    if (rc > 0) {
-        d->nodes--;
-        rc = slots_push(&d->c->retired, old.slot);
-    }
+    if (rc > 0)
+        rc = delta_hide(d, &old);
     d->nodes++;
     return rc < 0 ? rc : delta_add(d, e->index, &e->entry);
 }
@@ -383,6 +388,7 @@ static int build_delta(struct object *o, struct commit *c)
     if (g->overlay.live > DELTA_MAX || old->height > (p->size ? tree_height_for(nodes_for(p->size) - 1) : 0))
         return 1;
     cursor_init(&cursor);
+    c->hidden_end = o->hidden_end;
     int rc = delta_keep(&d);
     for (size_t i = 0; i < g->cuts.count && !rc && !d.full; i++)
         rc = delta_cut(&d, &g->cuts.at[i], &cursor);
@@ -399,6 +405,7 @@ static int build_delta(struct object *o, struct commit *c)
         p->top = old->top;
     } else {
         c->retired.count = 0;
+        c->hidden_end = 0;              /* a fold leaves nothing hidden */
     }
     changes_free(&d.merged);
     return rc ? rc : d.full;
@@ -433,6 +440,8 @@ static int write_root(struct object *o, struct commit *c)
     pthread_mutex_lock(&o->space);
     c->root.plain.end = alloc_end(o->alloc);
     pthread_mutex_unlock(&o->space);
+    if (c->root.plain.end < c->hidden_end)
+        c->root.plain.end = c->hidden_end;
     int rc = seal_root(o->env->ring, o->id, (uint64_t)c->slot, &c->root.plain, &sealed);
     if (rc)
         return rc;
@@ -533,6 +542,7 @@ static void land(struct object *o, struct commit *c)
 
 static void commit_succeeded(struct object *o, struct commit *c)
 {
+    o->hidden_end = c->hidden_end;
     pthread_mutex_lock(&o->space);
     land(o, c);
     /* Without memory for the quarantine a slot is lost until the next scan. */

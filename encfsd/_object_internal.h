@@ -76,6 +76,7 @@ struct commit {
     struct root root;                   /* what will be the last durable root */
     int slot;                           /* root slot it goes to */
     bool root_written;                  /* it may have reached the disk */
+    uint64_t hidden_end;                /* object.hidden_end once it has landed */
     struct slots retired;               /* slots that it does not reach, but its predecessor does */
     uint64_t run_first, run_used, run_end;      /* slots for tree nodes: used [first, used), left [used, end) */
     struct replaced *replaced;
@@ -87,6 +88,10 @@ struct object {
     struct object_env *env;
     struct blockfile *file;
     uint8_t id[ID_SIZE];
+
+    /* Past every slot of a tree entry that the delta hides. Such a slot is retired, may be freed, even cut off the file; but as
+     * long as the tree names it, a root's `end` must lie past it. Only the committing thread touches this. */
+    uint64_t hidden_end;
 
     _Atomic bool poisoned;
     pthread_mutex_t sealing;

@@ -1073,3 +1073,86 @@ TEST(readers_see_whole_nodes_while_commits_go_on)
         fixture_close(&s.f);
     }
 }
+
+enum { WRITERS = 2, WRITER_NODES = 200 };
+
+struct writer {
+    struct shared *s;
+    uint64_t first;                     /* node; its part is WRITER_NODES long */
+    struct model m;
+    uint64_t seed;
+};
+
+/* Changes its own part of the object, and reads it back now and then. */
+static void *write_part(void *arg)
+{
+    struct writer *w = arg;
+    uint64_t state = w->seed, base = w->first * NODE_SIZE;
+    uint8_t *bytes = malloc(w->m.room);
+
+    for (int step = 0; step < 600; step++) {
+        uint64_t at = next_random(&state) % w->m.room, n = random_length(&state, w->m.room - at);
+        switch (next_random(&state) % 8) {
+        case 0:
+            CHECK_EQ(object_punch(w->s->f.o, base + at, n, 0), 0);
+            model_zero(&w->m, at, at + n);
+            break;
+        case 1:
+            CHECK_EQ(object_write_back(w->s->f.o, 20), 0);
+            break;
+        case 2:
+            if (!CHECK_EQ(object_read(w->s->f.o, bytes, n, base + at, 0), n) || !CHECK_MEM_EQ(bytes, w->m.bytes + at, n))
+                step = 600;
+            break;
+        default:
+            fill(bytes, n, next_random(&state));
+            CHECK_EQ(object_write(w->s->f.o, bytes, n, base + at, 0), 0);
+            model_write(&w->m, bytes, n, at);
+        }
+    }
+    free(bytes);
+    return NULL;
+}
+
+TEST(writers_of_one_object_do_not_disturb_each_other)
+{
+    for (int pool = 0; pool < 2; pool++) {
+        struct shared s;
+        struct writer w[WRITERS];
+        pthread_t writer[WRITERS], committer;
+        struct object_attr attr;
+        uint64_t nodes = 0;
+
+        atomic_init(&s.stop, false);
+        if (!fixture_open(&s.f, pool ? (struct pool_size){1 << 20, 8} : NOTHING, 2))
+            return;
+        s.f.env.cache_data = pool;
+        s.f.env.dirty_limit = 50;
+        CHECK_EQ(object_truncate(s.f.o, WRITERS * WRITER_NODES * NODE_SIZE, 0), 0);
+        pthread_create(&committer, NULL, commit_shared, &s);
+        for (int i = 0; i < WRITERS; i++) {
+            w[i] = (struct writer){.s = &s, .first = (uint64_t)i * WRITER_NODES, .seed = (uint64_t)i + 1};
+            model_open(&w[i].m, WRITER_NODES * NODE_SIZE);
+            pthread_create(&writer[i], NULL, write_part, &w[i]);
+        }
+        for (int i = 0; i < WRITERS; i++)
+            pthread_join(writer[i], NULL);
+        atomic_store(&s.stop, true);
+        pthread_join(committer, NULL);
+        fixture_commit(&s.f, true);
+        if (fixture_reopen(&s.f)) {
+            CHECK_EQ(object_verify(s.f.o, NULL, NULL, NULL), 0);
+            CHECK_EQ(object_scan(s.f.o), 0);
+            for (int i = 0; i < WRITERS; i++) {
+                CHECK_EQ(object_read(s.f.o, scratch, w[i].m.room, w[i].first * NODE_SIZE, 0), w[i].m.room);
+                CHECK_MEM_EQ(scratch, w[i].m.bytes, w[i].m.room);
+                nodes += model_nodes(&w[i].m);
+            }
+            object_attr(s.f.o, &attr);
+            CHECK_EQ(attr.nodes, nodes);
+        }
+        for (int i = 0; i < WRITERS; i++)
+            model_close(&w[i].m);
+        fixture_close(&s.f);
+    }
+}
