@@ -92,6 +92,9 @@ static inline void violation(const char *what, const char *state)
 
 static inline void explore(const struct world *start, const struct trace *t);
 
+/* What follows a crash is too much to be explored in every detail. */
+static inline bool thorough(void) { return x.thorough && x.depth == 0; }
+
 /* ---- One state ---- */
 
 /* The object works on: another write, a commit, all there after the next opening. */
@@ -171,7 +174,7 @@ static inline void try(const struct world *w, const struct image *image, uint64_
     if (enough() || seen_before(w, image, torn) || !screen_show(&x.crash.screen, image))
         return;
     x.states++;
-    bool use = x.thorough || random_next() % 8 == 0;
+    bool use = random_next() % (thorough() ? 2 : 8) == 0;
     const char *wrong = judge(w, use);
     if (wrong)
         violation(wrong, state);
@@ -243,7 +246,7 @@ static inline void explore_subsets(const struct world *w, struct choice *c)
 {
     int n = w->changes;
 
-    if (n <= (x.thorough ? 10 : 6)) {
+    if (n <= (thorough() ? 10 : 6)) {
         c->name = "a subset";
         for (unsigned mask = 0; mask < 1u << n; mask++) {
             for (int i = 0; i < n; i++)
@@ -266,7 +269,7 @@ static inline void explore_subsets(const struct world *w, struct choice *c)
         c->on_disk[i] = true;
         try_choice(w, c, -1, 0);
     }
-    for (int r = 0; r < (x.thorough ? 200 : 10); r++) {
+    for (int r = 0; r < (thorough() ? 100 : 10); r++) {
         choose(c, w, true, "a random subset");
         bool roots = random_next() % 2, dense = random_next() % 2;
         for (int i = 0; i < n; i++) {
@@ -282,7 +285,7 @@ static inline void explore_torn(const struct world *w, struct choice *c)
     for (int i = 0; i < w->changes; i++) {
         if (w->change[i]->kind != WRITTEN)
             continue;
-        bool all = x.thorough || w->change[i]->slot < ROOT_SLOTS;
+        bool all = (thorough() && w->changes <= 10) || w->change[i]->slot < ROOT_SLOTS;
         int first = all ? 1 : 1 + (int)(random_next() % (SECTORS - 1)), last = all ? SECTORS - 1 : first;
         if (!all && w->changes > 20 && random_next() % 8)
             continue;
@@ -425,7 +428,7 @@ static inline void go_on(const struct world *start, const char *how)
         screen_forget(&x.work.screen);
         if (mounted) {
             explore(start, t);
-            if (x.depth < DEEPEST && random_next() % (x.thorough ? 8 : 32) == 0)
+            if (x.depth < DEEPEST && random_next() % 32 == 0)
                 explore_kills(start, t);
         }
     }
@@ -447,7 +450,7 @@ static inline void explore_kills(const struct world *start, const struct trace *
     *w = *start;
     for (int i = 0; i < t->count && !enough(); i++) {
         bool within = i > 0 && t->event[i].kind == WRITTEN && t->event[i].slot >= ROOT_SLOTS && t->event[i - 1].kind == WRITTEN;
-        if (w->metadata.known && !within && (x.thorough || x.control || ++candidates % 4 == 0)) {
+        if (w->metadata.known && !within && (thorough() || x.control || ++candidates % 4 == 0)) {
             snprintf(how, sizeof how, "kill -9 after event %d of %d", i, t->count);
             go_on(w, how);
         }
