@@ -9,6 +9,7 @@
 
 #include "_namespace.h"
 #include "_request.h"
+#include "bare_sqlite.h"
 
 enum {
     CACHE_BYTES = 64 << 20,             /* of SQLite, as on a mount */
@@ -30,6 +31,9 @@ struct names {
     uint32_t *order;
     uint64_t *ino;
     uint32_t n;
+    struct bare bare;                   /* holds the same files, numbered in the order of their creation from bare_ino on */
+    int64_t bare_ino;
+    int64_t *bare_number;
     bool writing;                       /* the question changes something: a group now and then, as on a mount */
 };
 
@@ -69,6 +73,31 @@ static void unlink_one(struct names *s, uint32_t i)
     must("unlink", ns_unlink(s->ns, ROOT_INO, name, len, 0));
 }
 
+static void bare_create_one(struct names *s, uint32_t i)
+{
+    char name[32];
+    size_t len = name_of(i, name);
+
+    s->bare_number[i] = ++s->bare_ino;
+    bare_create(&s->bare, s->bare_number[i], i, name, len);
+}
+
+static void bare_lookup_one(struct names *s, uint32_t i)
+{
+    char name[32];
+
+    name_of(i, name);
+    bare_find(&s->bare, i, true);
+}
+
+static void bare_unlink_one(struct names *s, uint32_t i)
+{
+    char name[32];
+
+    name_of(i, name);
+    bare_unlink(&s->bare, s->bare_number[i], i);
+}
+
 static void forget_all(struct names *s, uint64_t lookups)
 {
     for (uint32_t i = 0; i < s->n; i++)
@@ -76,11 +105,12 @@ static void forget_all(struct names *s, uint64_t lookups)
 }
 
 /* What an operation takes: the median of groups of CHUNK operations, which is hardly ever interrupted by others on the machine;
- * beside it the mean of all, in wall and in CPU time. Commits between them are not counted: on a mount they are other threads'. */
-static void question(struct names *s, const char *name, void (*one)(struct names *, uint32_t), int round)
+ * beside it the mean of all, in wall and in CPU time. Commits between them are not counted: on a mount they are other threads'.
+ * Returns the median in us. */
+static double measure(struct names *s, const char *name, const char *side, void (*one)(struct names *, uint32_t), int round)
 {
     size_t chunks = s->n / CHUNK, k = 0;
-    double *ns = calloc(chunks, sizeof *ns);
+    double *ns = calloc(chunks, sizeof *ns), median;
     struct spent sum = {0};
     char other[100];
 
@@ -98,12 +128,28 @@ static void question(struct names *s, const char *name, void (*one)(struct names
             commit(s->meta, false);
     }
     qsort(ns, chunks, sizeof *ns, compare_doubles);
-    sample(name, "encfsd", round, "us", ns[chunks / 2] / 1e3);
+    median = ns[chunks / 2] / 1e3;
     snprintf(other, sizeof other, "%s, mean", name);
-    sample(other, "encfsd", round, "us", sum.wall / s->n / 1e3);
+    sample(other, side, round, "us", sum.wall / s->n / 1e3);
     snprintf(other, sizeof other, "%s, CPU time", name);
-    sample(other, "encfsd", round, "us", sum.cpu / s->n / 1e3);
+    sample(other, side, round, "us", sum.cpu / s->n / 1e3);
     free(ns);
+    return median;
+}
+
+static void question(struct names *s, const char *name, void (*one)(struct names *, uint32_t),
+                     void (*bare)(struct names *, uint32_t), int round)
+{
+    char beside[100];
+    double us = measure(s, name, "encfsd", one, round);
+
+    sample(name, "encfsd", round, "us", us);
+    if (!bare)
+        return;
+    snprintf(beside, sizeof beside, "%s, beside bare SQLite", name);
+    sample(beside, "encfsd", round, "us", us);
+    s->writing = false;
+    sample(beside, "SQLite", round, "us", measure(s, name, "SQLite", bare, round));
 }
 
 /* A clock that does nothing but what all questions share: making the name. */
@@ -119,15 +165,15 @@ static void nothing_one(struct names *s, uint32_t i)
 static void round_of(struct names *s, int round)
 {
     s->writing = true;
-    question(s, "create", create_one, round);
+    question(s, "create", create_one, bare_create_one, round);
     s->writing = false;
-    question(s, "lookup", lookup_one, round);
-    question(s, "getattr", getattr_one, round);
-    question(s, "nothing", nothing_one, round);
+    question(s, "lookup", lookup_one, bare_lookup_one, round);
+    question(s, "getattr", getattr_one, NULL, round);
+    question(s, "nothing", nothing_one, NULL, round);
     forget_all(s, 2);
-    question(s, "lookup of an inode not in core", lookup_one, round);
+    question(s, "lookup of an inode not in core", lookup_one, NULL, round);
     s->writing = true;
-    question(s, "unlink", unlink_one, round);
+    question(s, "unlink", unlink_one, bare_unlink_one, round);
     forget_all(s, 1);
     commit(s->meta, false);
 }
@@ -142,8 +188,11 @@ static int operations(const char *base, uint32_t files, int rounds)
     bench_open(&s.b, base, 64 * MIB);
     s.order = calloc(files, sizeof *s.order);
     s.ino = calloc(files, sizeof *s.ino);
-    if (!s.order || !s.ino)
+    s.bare_number = calloc(files, sizeof *s.bare_number);
+    if (!s.order || !s.ino || !s.bare_number)
         die("memory", -ENOMEM);
+    s.bare_ino = ROOT_INO;
+    bare_open(&s.bare);
     must("object_create", object_create(&s.meta, &s.b.env, meta_id));
     must("ns_format", ns_format(s.meta, 0, 0));
     commit(s.meta, false);
@@ -159,12 +208,14 @@ static int operations(const char *base, uint32_t files, int rounds)
         }
         round_of(&s, round);
     }
+    bare_close(&s.bare);
     ns_close(s.ns);
     inode_table_destroy(s.table);
     object_close(s.meta);
     bench_close(&s.b);
     free(s.order);
     free(s.ino);
+    free(s.bare_number);
     return 0;
 }
 
