@@ -41,7 +41,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     reference = tmp_path_factory.mktemp("reference")
     reference.chmod(0o755)
     options = ["-o", "allow_other,dev,suid"] if ROOT else []
-    with volume.mounted(*options, lifetime=900.0):
+    with volume.mounted(*options, lifetime=7200.0):
         run(["chmod", "755", volume.point])
         yield Ground(volume.point, reference if _is_ext4(reference) else None)
     volume.encfsd("verify", *volume.unlock, volume.source)

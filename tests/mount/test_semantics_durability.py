@@ -106,9 +106,8 @@ def test_a_remount_changes_nothing(quick_volume: Volume, tmp_path: Path) -> None
     with quick_volume.mounted():
         Ground(quick_volume.point, None).run(_populate, expected)
         Ground(quick_volume.point, None).run(_compare, expected)
-    for options in ((), ("--free-list=0",)):
-        with quick_volume.mounted(*options):
-            Ground(quick_volume.point, None).run(_compare, expected)
+    with quick_volume.mounted("--free-list=0"):
+        Ground(quick_volume.point, None).run(_compare, expected)
     quick_volume.encfsd("verify", *quick_volume.unlock, quick_volume.source)
 
 
@@ -274,10 +273,10 @@ def test_random_operations_with_remounts(quick_volume: Volume, tmp_path: Path) -
     """A local folder is the model: whatever it is on does these operations right."""
     model = tmp_path / "model"
     model.mkdir()
-    for seed in range(4):
-        options = ("--free-list=0",) if seed == 2 else ()
+    for seed in range(3):
+        options = ("--free-list=0",) if seed == 1 else ()
         with quick_volume.mounted(*options):
             ground = Ground(quick_volume.point, None)
-            ground.run(_random_operations, str(model), str(seed), "600")
+            ground.run(_random_operations, str(model), str(seed), "500")
     assert any(model.rglob("*"))
     quick_volume.encfsd("verify", *quick_volume.unlock, quick_volume.source)

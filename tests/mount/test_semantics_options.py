@@ -122,23 +122,12 @@ def _no_programs() -> Iterator[object]:
     yield "right"
 
 
-def test_noatime_and_noexec(quick_volume: Volume) -> None:
-    with quick_volume.mounted("-o", "noatime,noexec"):
-        ground = Ground(quick_volume.point, None)
-        ground.run(_reading_keeps_atime)
-        ground.run(_no_programs)
-
-
 def _powerless() -> Iterator[object]:
     os.mknod("null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     assert opens("null", os.O_RDONLY) == "EACCES"
     shutil.copy("/usr/bin/id", "id")
     os.chmod("id", 0o4755)
-
-    def effective_user() -> str:
-        return subprocess.run(["./id", "-u"], capture_output=True, text=True, check=True).stdout
-
-    assert as_user(USER, effective_user) == f"{USER}\n"
+    assert as_user(USER, _effective) == f"{USER}\n"
     yield "right"
 
 
@@ -155,9 +144,15 @@ def _effective() -> str:
     return subprocess.run(["./id", "-u"], capture_output=True, text=True, check=True).stdout
 
 
+def test_restrictions(quick_volume: Volume) -> None:
+    with quick_volume.mounted("-o", "noatime,noexec"):
+        ground = Ground(quick_volume.point, None)
+        ground.run(_reading_keeps_atime)
+        ground.run(_no_programs)
+
+
 @pytest.mark.skipif(not ROOT, reason="makes devices and becomes other users")
-def test_suid_and_dev_only_if_asked_for(quick_volume: Volume) -> None:
+def test_suid_and_dev_only_if_asked_for(quick_volume: Volume, ground: Ground) -> None:
     with quick_volume.mounted("-o", "allow_other"):
         Ground(quick_volume.point, None).run(_powerless)
-    with quick_volume.mounted("-o", "allow_other,suid,dev"):
-        Ground(quick_volume.point, None).run(_powerful)
+    ground.run(_powerful)  # that mount has both
