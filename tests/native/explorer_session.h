@@ -440,6 +440,7 @@ static inline const char *compare(struct object *o, const uint8_t *bytes, uint64
 
 /* One letter, one step:
  *   a append a node      p append 1000 bytes       o overwrite node 1      q overwrite 100 bytes of node 1
+ *   e overwrite the last node
  *   t truncate to half   u truncate up, 3 nodes    h punch a little over one node
  *   f write 57 nodes: more than a delta holds      F write 9 nodes, at once, then node by node up to 60
  *   X write 300 nodes    T truncate to 1000 bytes
@@ -457,6 +458,7 @@ static inline int step(struct session *s, char letter)
     case 'p': return write_both(s, s->size, 1000);
     case 'o': return write_both(s, NODE_SIZE, NODE_SIZE);
     case 'q': return write_both(s, NODE_SIZE + 1000, 100);
+    case 'e': return write_both(s, nodes > 0 ? (nodes - 1) * NODE_SIZE : 0, NODE_SIZE);
     case 't': return truncate_both(s, s->size / 2 + 17);
     case 'u': return truncate_both(s, s->size + 3 * NODE_SIZE + 5);
     case 'h': return punch_both(s, 100, 2 * NODE_SIZE);

@@ -116,6 +116,28 @@ TEST(with_data_in_the_cache_too) { explore_chosen(CACHING, 1); }
 
 TEST(without_room_for_any_node_too) { explore_chosen(TIGHT, 2); }
 
+/* What nobody thought of. */
+TEST(every_crash_state_of_random_programs_is_a_committed_one)
+{
+    static const char letters[] = "aapoqqeetuhfwbBSSSSGGR";
+    enum { LENGTH = 24 };
+
+    if (explorer_begin(ROOMY)) {
+        make_bases();
+        for (uint64_t seed = 1; seed <= (x.thorough ? 3000 : 40) && !enough(); seed++) {
+            char program[LENGTH + 3] = "";
+            uint64_t random = seed * 0x9e3779b97f4a7c15u;
+            for (int i = 0; i < LENGTH; i++) {
+                random = mix(random, (uint64_t)i);
+                program[i] = letters[(random >> 32) % (sizeof letters - 1)];
+            }
+            strcat(program, "GM");
+            explore_program((int)(seed % BASES), program, random & 1, seed % 8 == 0);
+        }
+        explorer_end("random programs");
+    }
+}
+
 /* ---- Negative controls: a broken rule must be seen ---- */
 
 static void control(int which, const char *program, bool scan, const char *what)
