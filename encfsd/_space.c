@@ -83,21 +83,32 @@ uint64_t space_available(struct volume *v)
     return available;
 }
 
+static int promise_metadata(struct volume *v, uint64_t bytes)
+{
+    int rc = space_restore_ballast(v);
+
+    return rc ? rc : promise(v, bytes);
+}
+
 int space_for_metadata(struct volume *v, uint64_t bytes, bool nowait)
 {
     struct space *s = &v->space;
     bool ballast;
-    int rc = 0;
+    int rc;
 
+    bytes += OPERATION_BYTES;
     pthread_mutex_lock(&s->mutex);
     ballast = s->ballast;
     pthread_mutex_unlock(&s->mutex);
-    if (!ballast)
-        rc = nowait ? -EAGAIN : space_restore_ballast(v);
+    rc = ballast || !nowait ? promise_metadata(v, bytes) : -EAGAIN;
+    if (rc == -ENOSPC) {
+        if (nowait)
+            return -EAGAIN;
+        groups_reclaim_space(v->groups);
+        rc = promise_metadata(v, bytes);
+    }
     if (!rc)
-        rc = space_reserve(v, bytes + OPERATION_BYTES, nowait);
-    if (!rc)
-        atomic_fetch_add(&s->metadata, bytes + OPERATION_BYTES);
+        atomic_fetch_add(&s->metadata, bytes);
     return rc;
 }
 
@@ -142,37 +153,52 @@ static int fill(int fd)
     return fsync(fd) ? -errno : 0;
 }
 
+/* Opens the ballast of an earlier mount, or a new one if there is room for it. *whole: nothing is left to do. */
+static int open_ballast(struct volume *v, bool *whole)
+{
+    const int flags = O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    int dir = blockdir_fd(v->dir), fd = openat(dir, BALLAST, flags), rc;
+    struct stat st;
+
+    *whole = false;
+    if (fd < 0 && errno != ENOENT)
+        return -errno;
+    if (fd >= 0 && (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_nlink != 1)) {
+        close(fd);
+        return -EUCLEAN;                /* planted by somebody else: never written to */
+    }
+    *whole = fd >= 0 && st.st_size >= BALLAST_BYTES && st.st_blocks * 512 >= BALLAST_BYTES;
+    if (*whole)
+        return fd;
+    rc = look(v);
+    if (!rc && v->space.available < BALLAST_BYTES)
+        rc = -ENOSPC;                   /* beside its own bytes: do not try again and again to fill a store that is full */
+    if (!rc && fd < 0) {
+        fd = openat(dir, BALLAST, flags | O_CREAT | O_EXCL, 0600);
+        rc = fd < 0 ? -errno : 0;
+    }
+    if (rc && fd >= 0)
+        close(fd);
+    return rc ? rc : fd;
+}
+
 int space_restore_ballast(struct volume *v)
 {
     struct space *s = &v->space;
-    int dir = blockdir_fd(v->dir), fd, rc;
-    struct stat st;
+    bool whole;
+    int fd, rc = 0;
 
     pthread_mutex_lock(&s->mutex);
-    if (s->ballast) {
-        pthread_mutex_unlock(&s->mutex);
-        return 0;
+    if (!s->ballast) {
+        fd = open_ballast(v, &whole);
+        rc = fd < 0 ? fd : whole ? 0 : fill(fd);
+        if (fd >= 0) {
+            close(fd);
+            if (rc)                     /* a partial ballast would only take away what others need */
+                unlinkat(blockdir_fd(v->dir), BALLAST, 0);
+        }
+        s->ballast = rc == 0;
     }
-    rc = look(v);
-    if (!rc && s->available < BALLAST_BYTES)    /* beside the bytes of the ballast itself */
-        rc = -ENOSPC;                   /* do not try again and again to fill a store that is full */
-    if (rc) {
-        pthread_mutex_unlock(&s->mutex);
-        return rc;
-    }
-    fd = openat(dir, BALLAST, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-    if (fd < 0) {
-        rc = -errno;
-    } else if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_nlink != 1) {
-        rc = -EUCLEAN;                  /* planted by somebody else: never written to */
-        close(fd);
-    } else {
-        rc = st.st_size >= BALLAST_BYTES && st.st_blocks * 512 >= BALLAST_BYTES ? 0 : fill(fd);
-        close(fd);
-        if (rc)                         /* a partial ballast would only take away what others need */
-            unlinkat(dir, BALLAST, 0);
-    }
-    s->ballast = rc == 0;
     pthread_mutex_unlock(&s->mutex);
     return rc;
 }

@@ -4,6 +4,8 @@ import hashlib
 import itertools
 import os
 import random
+import resource
+import signal
 import socket
 import stat
 import subprocess
@@ -261,6 +263,45 @@ def test_ways_to_read_and_write() -> Iterator[object]:
         synced = os.open("synced", os.O_WRONLY | os.O_CREAT | flags)
         yield os.write(synced, b"durable"), read("synced")
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+@check()
+def test_ways_to_make_durable() -> Iterator[object]:
+    write("f", b"x" * 10_000)
+    for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR | os.O_APPEND):
+        fd = os.open("f", flags)
+        yield fails(os.fsync, fd), fails(os.fdatasync, fd), fails(system, "syncfs", fd)
+        yield fails(system, "sync_file_range", fd, 0, 4096, 7)
+    os.mkfifo("fifo")
+    yield fails(os.fsync, os.open("fifo", os.O_RDWR)), fails(os.fsync, os.open(".", os.O_RDONLY))
+    yield fails(os.fsync, os.open("f", os.O_PATH))
+
+
+@check()
+def test_limits_of_a_process() -> Iterator[object]:
+    def limited() -> list[object]:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+        fd = os.open("f", os.O_RDWR | os.O_CREAT)
+        return [
+            outcome(os.write, fd, b"x" * 10_000),
+            outcome(os.write, fd, b"x"),
+            fails(os.ftruncate, fd, 5001),
+            os.fstat(fd).st_size,
+        ]
+
+    yield in_child(limited)
+
+
+@check()
+def test_copying_within_a_file() -> Iterator[object]:
+    data = random.Random(9).randbytes(100_000)
+    write("f", data)
+    fd = os.open("f", os.O_RDWR)
+    yield os.copy_file_range(fd, fd, 40_000, 0, 60_000)
+    assert read("f") == data[:60_000] + data[:40_000]
+    yield fails(os.copy_file_range, fd, fd, 40_000, 0, 20_000)
+    yield os.copy_file_range(fd, fd, 1000, 99_990, 0), os.copy_file_range(fd, fd, 10, 200_000, 0)
 
 
 @check()
