@@ -10,7 +10,7 @@
 #include "volume_world.h"
 
 enum {
-    NAMES = 6, HISTORY_FILES = 6, STATES = 24, VERSIONS = 24, HISTORY_NOTES = 48,
+    NAMES = 6, HISTORY_FILES = 6, STATES = 24, VERSIONS = 30, HISTORY_NOTES = 64,
     CONTENT_MAX = 640 << 10,
     MANY_NODES = 58,            /* more than a delta holds: the commit folds */
 };
@@ -146,6 +146,23 @@ static inline void history_acknowledge_names(struct history *h)
     history_note(h, b);
 }
 
+/* Floors as if all that was done were acknowledged. */
+static inline struct bounds history_now(const struct history *h)
+{
+    struct bounds b = {.names_floor = h->names_now};
+
+    for (int f = 0; f < h->files; f++)
+        b.floor[f] = h->file[f].now;
+    return b;
+}
+
+static inline struct bounds raised(struct bounds b, struct bounds to)
+{
+    b.names_floor = to.names_floor;
+    memcpy(b.floor, to.floor, sizeof b.floor);
+    return b;
+}
+
 /* ---- Operations ---- */
 
 static inline int64_t op_write(struct client *c, struct history *h, uint64_t offset, size_t size)
@@ -237,6 +254,7 @@ static inline int64_t history_run(struct client *c, struct history *h, char op)
     const struct history_file *f = &h->file[h->focus];
     size_t size = f->version[f->now].size;
     struct request r = {0};
+    struct bounds b;
     int64_t rc = 0;
 
     switch (op) {
@@ -245,9 +263,14 @@ static inline int64_t history_run(struct client *c, struct history *h, char op)
     case 'C': return op_create(c, h);                                   /* a new file and a small write */
     case 'G': return op_write(c, h, size, 5000);                        /* append: beyond what a row holds */
     case 'O': return op_write(c, h, 0, MANY_NODES * NODE_SIZE);         /* overwrite many nodes */
+    case 'W': return op_write(c, h, 0, 3000);                           /* overwrite the beginning */
     case 'T': return op_truncate(c, h);
     case 'R': return op_rename(c, h);                                   /* over another name */
     case 'U': return op_unlink(c, h);
+    case 'X':                                                           /* unlink what nobody has open: its object goes */
+        rc = op_unlink(c, h);
+        request_forget(c->volume, f->ino, UINT32_MAX);
+        return rc;
     case 'F':                                                           /* append and fsync */
         rc = op_write(c, h, size, 700);
         if (!rc)
@@ -261,10 +284,11 @@ static inline int64_t history_run(struct client *c, struct history *h, char op)
         if (!rc)
             history_acknowledge_names(h);
         return rc;
-    case 'A':                                                           /* a full group */
+    case 'A':                                                           /* a full group: what was there when it was asked for */
+        b = history_now(h);
         rc = client_sync(c);
         if (!rc)
-            history_acknowledge(h, -1);
+            history_note(h, raised(history_bounds(h), b));
         return rc;
     case 'K':                                                           /* clean unmount; nothing may follow */
         rc = volume_close(c->volume);
