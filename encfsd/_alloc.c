@@ -101,21 +101,12 @@ static void clear_free(struct alloc *a, uint64_t slot)
     a->free_slots--;
 }
 
-/* What a search looks for. SLOT_WRITTEN: free, and not known to be a hole of the file. */
-enum sort { SLOT_USED, SLOT_FREE, SLOT_WRITTEN };
-
-static uint64_t bits_of(const struct alloc *a, uint64_t slot, enum sort sort)
-{
-    const struct group *g = group_of(a, slot);
-
-    return sort == SLOT_WRITTEN ? g->fresh : sort == SLOT_FREE ? g->free : ~g->free;
-}
-
-/* First slot of [from, to) of that sort; `to` if there is none. */
-static uint64_t next_slot(const struct alloc *a, uint64_t from, uint64_t to, enum sort sort)
+/* First slot of [from, to) whose free bit is `wanted`; `to` if there is none. */
+static uint64_t next_slot(const struct alloc *a, uint64_t from, uint64_t to, bool wanted)
 {
     while (from < to) {
-        uint64_t bits = bits_of(a, from, sort) >> from % BITS;
+        uint64_t bits = group_of(a, from)->free;
+        bits = (wanted ? bits : ~bits) >> from % BITS;
         if (bits) {
             from += (uint64_t)__builtin_ctzll(bits);
             return from < to ? from : to;
@@ -125,12 +116,12 @@ static uint64_t next_slot(const struct alloc *a, uint64_t from, uint64_t to, enu
     return to;
 }
 
-/* Last slot of [from, to) of that sort; UINT64_MAX if there is none. */
-static uint64_t previous_slot(const struct alloc *a, uint64_t from, uint64_t to, enum sort sort)
+/* Last free slot of [from, to); UINT64_MAX if there is none. */
+static uint64_t previous_free(const struct alloc *a, uint64_t from, uint64_t to)
 {
     while (from < to) {
         uint64_t last = to - 1;
-        uint64_t bits = bits_of(a, last, sort) << (BITS - 1 - last % BITS);
+        uint64_t bits = group_of(a, last)->free << (BITS - 1 - last % BITS);
         if (bits) {
             last -= (uint64_t)__builtin_clzll(bits);
             return last >= from ? last : UINT64_MAX;
@@ -218,31 +209,20 @@ static int take_at_end(struct alloc *a, uint64_t n, uint64_t *first)
     return 0;
 }
 
-/* The slot of that sort closest to `near`, the next one before the previous one; UINT64_MAX if none is in the window. */
-static uint64_t closest_slot(const struct alloc *a, uint64_t near, enum sort sort)
-{
-    uint64_t low = near > NEAR_WINDOW ? near - NEAR_WINDOW : 0;
-    uint64_t high = a->end - near > NEAR_WINDOW ? near + NEAR_WINDOW : a->end;
-    uint64_t after = next_slot(a, near, high, sort);
-    uint64_t before = previous_slot(a, low, near, sort);
-
-    if (after == high)
-        return before;
-    return before == UINT64_MAX || after - near <= near - before ? after : before;
-}
-
-/* A free slot in the window around `near`. Returns false if there is none. */
+/* The free slot closest to `near`, the next one before the previous one. Returns false if none is in the window. */
 static bool take_near(struct alloc *a, uint64_t near, uint64_t *slot)
 {
     /* A file that grows in sequence wants its next slot where the last slack begins: leave that for overwrites. */
     if (near >= a->tail || near >= a->end || a->free_slots == 0)
         return false;
-    /* The file system below has to allocate what is written into a hole, so a synced write waits for its journal too. */
-    *slot = closest_slot(a, near, SLOT_WRITTEN);
-    if (*slot == UINT64_MAX)
-        *slot = closest_slot(a, near, SLOT_FREE);
-    if (*slot == UINT64_MAX)
+    uint64_t low = near > NEAR_WINDOW ? near - NEAR_WINDOW : 0;
+    uint64_t high = a->end - near > NEAR_WINDOW ? near + NEAR_WINDOW : a->end;
+    uint64_t after = next_slot(a, near, high, true);
+    uint64_t before = previous_free(a, low, near);
+
+    if (after == high && before == UINT64_MAX)
         return false;
+    *slot = before == UINT64_MAX || (after < high && after - near <= near - before) ? after : before;
     clear_free(a, *slot);
     return true;
 }
@@ -253,9 +233,9 @@ static bool take_hole(struct alloc *a, uint64_t *slot)
     if (a->free_slots <= a->end / SPARSE_SHARE)
         return false;
     uint64_t start = a->hole_cursor < a->end ? a->hole_cursor : 0;
-    *slot = next_slot(a, start, a->end, SLOT_FREE);
+    *slot = next_slot(a, start, a->end, true);
     if (*slot == a->end)
-        *slot = next_slot(a, 0, a->end, SLOT_FREE);
+        *slot = next_slot(a, 0, a->end, true);
     a->hole_cursor = *slot + 1;
     clear_free(a, *slot);
     return true;
@@ -279,10 +259,10 @@ static bool find_run(struct alloc *a, uint64_t n, uint64_t *first)
         at = 0;
 
     for (uint64_t looked = 0; left > 0 && looked < RUN_SEARCH;) {
-        uint64_t run = next_slot(a, at, a->end, SLOT_FREE);
+        uint64_t run = next_slot(a, at, a->end, true);
         uint64_t run_end = run;
         if (run < a->end)
-            run_end = next_slot(a, run, n < a->end - run ? run + n : a->end, SLOT_USED);
+            run_end = next_slot(a, run, n < a->end - run ? run + n : a->end, false);
         if (run_end - run >= n) {
             *first = run;
             a->run_cursor = run / BITS;

@@ -19,9 +19,9 @@ int alloc_create(struct alloc **a, uint64_t end, bool all_known);
 void alloc_destroy(struct alloc *a);                /* NULL is allowed */
 
 /* One slot for a data node. `near`: slot that the node should lie close to (its old place, or its neighbour's + 1), 0: none.
- * Takes, within 256 of `near`, the closest slot that came free after use, else the closest free one; else, if more than a
- * quarter of the slots is free, any of those; else the end. There one slot in 17 is left free as slack, so that later
- * overwrites find a place nearby; an append does not take the slack in front of it. Returns 0 or -ENOMEM. */
+ * Takes the closest free slot within 256 of `near`; else, if more than a quarter of the slots is free, any of those; else
+ * the end. There one slot in 17 is left free as slack, so that later overwrites find a place nearby; an append does not
+ * take the slack in front of it. Returns 0 or -ENOMEM. */
 int alloc_data(struct alloc *a, uint64_t near, uint64_t *slot);
 
 /* A contiguous run of n >= 1 slots (tree nodes of a commit, or a large sequential write): the next free run that a bounded
