@@ -68,6 +68,21 @@ static int open_object(struct volume *v, struct inode *inode)
     return 0;
 }
 
+/* Each open object has a descriptor: before there are too many, idle ones are closed, and if all are dirty a group makes them idle. Inode
+ * lock held; let go meanwhile, because that takes the namespace mutex and inode locks. */
+static void room_for_object(struct volume *v, struct inode *inode)
+{
+    if (atomic_load(&v->env.open_objects) < v->max_open_objects)
+        return;
+    pthread_mutex_unlock(&inode->lock);
+    file_close_idle_objects(v);
+    if (atomic_load(&v->env.open_objects) >= v->max_open_objects && v->groups) {
+        groups_reclaim_space(v->groups);
+        file_close_idle_objects(v);
+    }
+    pthread_mutex_lock(&inode->lock);
+}
+
 /* The inode and, locked, its contents. On success the inode is referenced and its lock held. */
 static int acquire(struct volume *v, uint64_t ino, struct inode **inode, bool need_content, int flags)
 {
@@ -93,11 +108,8 @@ static int acquire(struct volume *v, uint64_t ino, struct inode **inode, bool ne
         }
     }
     if (!rc && has_object(*inode) && !(*inode)->object) {
-        if (!(flags & FILE_NOWAIT) && atomic_load(&v->env.open_objects) >= v->max_open_objects) {
-            pthread_mutex_unlock(&(*inode)->lock);      /* the sweep takes inode locks itself, and the namespace mutex */
-            file_close_idle_objects(v);
-            pthread_mutex_lock(&(*inode)->lock);
-        }
+        if (!(flags & FILE_NOWAIT))
+            room_for_object(v, *inode);
         rc = flags & FILE_NOWAIT ? -EAGAIN : open_object(v, *inode);
     }
     if (rc) {
@@ -165,8 +177,12 @@ static int move_to_object(struct volume *v, struct inode *inode)
 {
     uint8_t id[ID_SIZE];
     struct object *o;
-    int rc = random_bytes(id, ID_SIZE);
+    int rc;
 
+    room_for_object(v, inode);
+    if (has_object(inode))                      /* somebody else was faster */
+        return open_object(v, inode);
+    rc = random_bytes(id, ID_SIZE);
     if (!rc)
         rc = object_create(&o, &v->env, id);
     if (rc)
@@ -379,6 +395,4 @@ void file_close_idle_objects(struct volume *v)
     struct sweep sweep = {v, v->max_open_objects - v->max_open_objects / 4};
 
     inode_for_each(v->inodes, close_if_idle, &sweep);
-    if (atomic_load(&v->env.open_objects) >= v->max_open_objects && v->groups)
-        groups_hurry(v->groups);                /* everything is dirty: a group makes candidates */
 }

@@ -310,6 +310,33 @@ TEST(who_waits_for_space_goes_on_when_a_group_waits_for_the_kernel)
     teardown();
 }
 
+TEST(many_new_files_do_not_use_up_the_descriptors)
+{
+    static uint8_t data[5000], back[5000];
+    struct attr attr;
+    char name[8];
+
+    if (!setup())
+        return;
+    c.volume->max_open_objects = 8;
+    for (int i = 0; i < 40; i++) {
+        snprintf(name, sizeof name, "m%d", i);
+        memset(data, i + 1, sizeof data);
+        int64_t ino = client_create(&c, ROOT_INO, name);
+        CHECK_EQ(client_write(&c, (uint64_t)ino, data, sizeof data, 0), sizeof data);
+        CHECK(atomic_load(&c.volume->env.open_objects) <= 10);
+    }
+    for (int i = 0; i < 40; i++) {
+        snprintf(name, sizeof name, "m%d", i);
+        memset(data, i + 1, sizeof data);
+        CHECK_EQ(client_lookup(&c, ROOT_INO, name, &attr), 0);
+        CHECK_EQ(client_read(&c, attr.ino, back, sizeof back, 0), sizeof back);
+        CHECK_MEM_EQ(back, data, sizeof data);
+        CHECK(atomic_load(&c.volume->env.open_objects) <= 10);
+    }
+    teardown();
+}
+
 /* ---- errors ---- */
 
 static int fail_object_barriers(const struct blockio_event *e)
