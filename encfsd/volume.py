@@ -286,12 +286,14 @@ class _Opening:
             root = _root_id(found.root)
             kind = OlderThanRecord if found.older else ForkedFromRecord
             return kind(where, str(record.root), str(root), root.salt)
-        if result in (-errno.EBADMSG, -errno.EUCLEAN):
-            return DamagedContents(where, text)
-        if result == -errno.EPROTONOSUPPORT:
-            return NewerFormat(where, text)
-        if result == -errno.EUSERS:
-            return VolumeInUse(where, text)
+        named: dict[int, Callable[[object, str], EncfsdError]] = {
+            errno.EBADMSG: DamagedContents,
+            errno.EUCLEAN: DamagedContents,
+            errno.EPROTONOSUPPORT: NewerFormat,
+            errno.EUSERS: VolumeInUse,
+        }
+        if -result in named:
+            return named[-result](where, text)
         if result == -errno.EPERM:
             return MemoryNotLocked("keys")
         if result == -errno.ENOMEM and self.free_list:

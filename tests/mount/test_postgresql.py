@@ -133,8 +133,8 @@ def test_pgbench_immediate_stop_and_killed_daemon(volume: Volume, sockets: Path)
         cluster.check()
         with committed.open("w") as output:
             client = subprocess.Popen(
-                [_BINARIES[-1] / "pgbench", "-h", sockets, "-U", _user(), "-n", "-c", "4", "-T", "60",
-                 "-P", "1", "postgres"],
+                [_BINARIES[-1] / "pgbench", "-h", sockets, "-U", _user(), "-n", "-c", "4",
+                 "-T", "60", "-P", "1", "postgres"],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

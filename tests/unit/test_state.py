@@ -115,7 +115,7 @@ def test_record_of_another_volume_or_key_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("offset", "data"),
-    [(0, b"X"), (6, b"\x02"), (8, b"\x03"), (15, b"\x80"), (136, b"\x01"), (159, b"\x80"), (16, b"X")],
+    [(0, b"X"), (6, b"\2"), (8, b"\3"), (15, b"\x80"), (136, b"\1"), (159, b"\x80"), (16, b"X")],
 )
 def test_authentic_but_unknown_fields_are_refused(offset: int, data: bytes) -> None:
     body = state.pack(record(), KEY)[:160]
