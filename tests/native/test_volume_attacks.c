@@ -41,7 +41,8 @@ static bool pieces_are_right(uint64_t ino, uint64_t size, const struct history_f
         int64_t n = client_read(&c, ino, piece, sizeof piece, at);
         bool right = n == -EIO;
         for (int v = floor; v <= max && !right; v++)
-            right = n > 0 && f->version[v].size == size && at + (uint64_t)n <= size && memcmp(f->version[v].data + at, piece, (size_t)n) == 0;
+            right = n > 0 && f->version[v].size == size && at + (uint64_t)n <= size &&
+                    memcmp(f->version[v].data + at, piece, (size_t)n) == 0;
         if (!right)
             return wrong("wrong bytes at %llu (%lld read)", (unsigned long long)at, (long long)n);
     }

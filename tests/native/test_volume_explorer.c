@@ -118,7 +118,8 @@ static void power_losses(const struct world *w, const struct history *h, int eve
         }
     }
     if (n > 0)
-        lose_power(w, h, event, (struct answers){.seed = random_next() | 1, .percent = 50, .except = -1}, (int)(random_next() % (uint64_t)n));
+        lose_power(w, h, event, (struct answers){.seed = random_next() | 1, .percent = 50, .except = -1},
+                   (int)(random_next() % (uint64_t)n));
 }
 
 /* ---- Running ---- */
@@ -371,7 +372,8 @@ static void explorer_end(const char *what)
 static const char OPERATIONS[] = "CGFOTRUDA";
 
 static const char *const PROGRAMS[] = {
-    "FFF", "FFFK", "CGFF", "CFRD", "CGRD", "CGRA", "CRF", "aFRD", "FOFF", "FFTF", "FFRF", "UD", "FFUA", "CUA", "FFXA", "CGFXD", "CGUFA", "OK", "TDA", "CGK",
+    "FFF", "FFFK", "CGFF", "CFRD", "CGRD", "CGRA", "CRF", "aFRD", "FOFF", "FFTF", "FFRF", "UD", "FFUA", "CUA", "FFXA", "CGFXD",
+    "CGUFA", "OK", "TDA", "CGK",
     "aGFF", "OFRA",
 };
 
