@@ -28,6 +28,16 @@ static void touch(struct inode *inode)
     inode->attr_dirty = true;
 }
 
+/* What somebody who runs an authenticated file system wants to hear of: counted each time, logged once for each inode. Inode lock held. */
+static void tell_damage(struct volume *v, struct inode *inode, const char *what)
+{
+    atomic_fetch_add(&v->damaged_reads, 1);
+    if (!inode->damage_told)
+        volume_log(v, "DAMAGED: inode %llu: %s; find its name with 'find MNT -inum %llu', check all with 'encfsd verify'",
+                   (unsigned long long)inode->ino, what, (unsigned long long)inode->ino);
+    inode->damage_told = true;
+}
+
 /* The epoch in which the object became active, if that was before this mount and it has not been recovered; else 0. */
 static uint64_t active_epoch_of(const struct volume *v, uint64_t ino)
 {
@@ -54,9 +64,10 @@ static int open_object(struct volume *v, struct inode *inode)
         rc = object_open(&inode->object, &v->env, inode->object_id, &inode->record);
     if (rc) {
         inode->object = NULL;
-        volume_log(v, "inode %llu: its object does not open at the recorded root: %s; the backing file is damaged, "
-                   "replaced or missing", (unsigned long long)inode->ino, strerror(-rc));
-        return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM ? rc : -EIO;
+        if (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM)
+            return rc;
+        tell_damage(v, inode, rc == -ENOENT ? "its backing file is missing" : "its backing file is damaged or replaced");
+        return -EIO;
     }
     if (active_epoch) {
         take_object_attr(inode);
@@ -164,6 +175,8 @@ ssize_t file_read(struct volume *v, uint64_t ino, void *buffer, size_t size, uin
         struct object *o = lend(inode);
         n = object_read(o, buffer, size, offset, flags & FILE_NOWAIT ? OBJECT_NOWAIT : 0);
         give_back(inode);
+        if (n == -EIO && !object_poisoned(o))
+            tell_damage(v, inode, "contents that are not authentic were read");
     } else if (offset < inode->attr.size) {
         n = (ssize_t)(size < inode->attr.size - offset ? size : inode->attr.size - offset);
         memcpy(buffer, inode->content + offset, (size_t)n);

@@ -47,6 +47,7 @@ struct inode {
     bool has_record;                /* the row holds a record of the object */
     struct object_record record;    /* as in the newest database row */
     uint32_t object_users;          /* operations that use `object` right now: it must not be closed */
+    bool damage_told;               /* the log has a line about damaged contents: one is enough */
     uint32_t writers;               /* handles open for writing: the kernel may hold dirty pages */
     uint64_t meta_mark;             /* number of the last transaction that changed mode, owner, links, xattrs or created it */
     /* guarded by the groups' mutex (_groups.c) */

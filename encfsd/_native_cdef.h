@@ -85,6 +85,7 @@ struct volume_found {
 struct volume_stats {
     struct pool_stats pool;
     uint64_t dirty_bytes, inodes_in_core, groups, solo_commits, durable_mark, objects_committed, parked, requests;
+    uint64_t damaged_reads;
     bool read_only, failed;
     ...;
 };

@@ -565,6 +565,7 @@ void volume_stats(struct volume *v, struct volume_stats *stats)
     stats->durable_mark = groups.durable_mark;
     stats->objects_committed = groups.objects_committed;
     stats->parked = v->parked;
+    stats->damaged_reads = v->damaged_reads;
     stats->requests = v->requests;
     stats->read_only = v->options.read_only || stats->failed;
 }

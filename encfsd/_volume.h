@@ -53,6 +53,7 @@ int volume_close(struct volume *v);
 struct volume_stats {
     struct pool_stats pool;
     uint64_t dirty_bytes, inodes_in_core, groups, solo_commits, durable_mark, objects_committed, parked, requests;
+    uint64_t damaged_reads;             /* reads that met contents which are not authentic, or missing */
     bool read_only, failed;
 };
 void volume_stats(struct volume *v, struct volume_stats *stats);

@@ -79,7 +79,7 @@ struct volume {
     struct active_row *active_rows;
     size_t active_row_count;
     _Atomic int notify_fd;                      /* /dev/fuse, -1 before the mount */
-    _Atomic uint64_t requests, parked;
+    _Atomic uint64_t requests, parked, damaged_reads;
     struct log_queue log;
     struct space space;
     struct state_file state;

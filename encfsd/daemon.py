@@ -92,7 +92,7 @@ def _kinds(error: BaseException) -> str:
 def _log_lines(opened: Volume) -> None:
     """Pass on what the data plane has to say. Never while the volume is being closed."""
     for line in opened.log_lines():
-        _log.info("%s", line)
+        _log.log(logging.ERROR if line.startswith("DAMAGED") else logging.INFO, "%s", line)
 
 
 class Daemon:

@@ -28,6 +28,7 @@ _VOLUME_COUNTERS = (
     "solo_commits",
     "objects_committed",
     "durable_mark",
+    "damaged_reads",
 )
 Json = dict[str, Any]
 
@@ -80,6 +81,7 @@ def table(counters: Json) -> str:
         f"inodes in core     {counters['inodes_in_core']}",
         f"dirty              {format_size(counters['dirty_bytes'])}",
         f"commits            {counters['groups']} groups, {counters['solo_commits']} single files",
+        f"damaged reads      {counters['damaged_reads']}",
         f"free list          {pool['capacity']} slots, {format_size(pool['capacity_bytes'])}",
         f"  in use           {pool['in_use']}, at most {pool['high_water']} so far",
         "",

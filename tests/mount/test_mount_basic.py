@@ -428,6 +428,12 @@ for name in ('a\\nb', 'other'):
 print(sorted(map(str, seen)))
 """
         assert python(code, volume.point) == "['EIO', 'True']\n"
+        assert python(code, volume.point) == "['EIO', 'True']\n"
+        counters = json.loads(volume.encfsd("stats", "--json", volume.point).stdout)
+        assert counters["damaged_reads"] >= 2
+    told = [line for line in volume.log.read_text().splitlines() if "DAMAGED: inode" in line]
+    assert len(told) == 1
+    assert "encfsd verify" in told[0]
 
 
 def test_the_service_manager_is_told(

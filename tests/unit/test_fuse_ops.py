@@ -263,6 +263,7 @@ def test_entries_that_do_not_fit_are_forgotten(monkeypatch: pytest.MonkeyPatch, 
         for i in range(count):
             number = first + i
             name = {0: b".", 1: b".."}.get(number, b"n%d" % number)
+            ffi.buffer(entries + i)[:] = bytes(ffi.sizeof("struct ns_dirent"))
             entries[i].cookie = number + 1
             entries[i].attr.ino = 1000 + number
             entries[i].name_len = len(name)
