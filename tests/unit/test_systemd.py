@@ -82,7 +82,7 @@ def test_a_manager_that_is_gone_is_no_error(tmp_path: Path) -> None:
 def test_the_unit_verifies_clean(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     # The command need not be installed where the tests run, but must exist for the check.
-    unit.write_text(UNIT.read_text().replace("/usr/bin/encfsd", sys.executable))
+    unit.write_text(UNIT.read_text().replace("/usr/local/bin/encfsd", sys.executable))
     verify = ["systemd-analyze", "verify", "--man=no", str(unit)]
     result = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
