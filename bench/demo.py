@@ -34,11 +34,12 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def encfsd(*arguments: str) -> str:
-    """Run the command line as a user would and return what it prints."""
+def encfsd(folder: Path, *arguments: str) -> str:
+    """Run the command line in `folder`, as a user would, and return what it prints."""
     say(f"$ encfsd {' '.join(arguments)}")
+    command = [ENCFSD, *arguments]
     done = subprocess.run(
-        [ENCFSD, *arguments], check=True, timeout=TIMEOUT, stdout=subprocess.PIPE, text=True
+        command, check=True, timeout=TIMEOUT, stdout=subprocess.PIPE, text=True, cwd=folder
     )
     return done.stdout
 
@@ -109,7 +110,9 @@ def look_from_outside(source: Path) -> None:
     if found:
         sys.exit(f"plaintext in {found[0]}")
     largest = max(objects, key=lambda path: path.stat().st_size)
-    data = largest.read_bytes()
+    raw = largest.read_bytes()
+    slots = [raw[at : at + 4096] for at in range(0, len(raw), 4096)]
+    data = b"".join(slot for slot in slots if any(slot))  # what is free is a hole of the file
     say(f"  {len(objects)} objects with random names, for example {largest.relative_to(source)}:")
     start = data[4096 * 4 : 4096 * 4 + 32]
     say(f"  {start.hex(' ', 4)} ...   {entropy(data):.4f} bits a byte")
@@ -125,24 +128,25 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="encfsd-demo-") as temporary:
         base = Path(temporary)
-        source, mount, state = base / "src", base / "mnt", base / "state"
+        source, mount = base / "src", base / "mnt"
         mount.mkdir()
         passphrase = base / "passphrase"
         passphrase.touch(mode=0o600)
         passphrase.write_text(secrets.token_hex(16) + "\n")
-        common = ("--passphrase-file", str(passphrase), "--state-dir", str(state))
+        common = ("--passphrase-file=passphrase", "--state-dir=state")
+        free_list = f"--free-list={arguments.free_list}"
         try:
-            encfsd("init", *common, str(source))
-            encfsd("mount", f"--free-list={arguments.free_list}", *common, str(source), str(mount))
+            encfsd(base, "init", *common, "src")
+            encfsd(base, "mount", free_list, *common, "src", "mnt")
             load(mount / "db", arguments.records)
-            say(encfsd("stats", str(mount)))
-            encfsd("umount", str(mount))
+            say(encfsd(base, "stats", "mnt"))
+            encfsd(base, "umount", "mnt")
             say("What the holder of the backing directory sees:")
             look_from_outside(source)
-            encfsd("mount", f"--free-list={arguments.free_list}", *common, str(source), str(mount))
+            encfsd(base, "mount", free_list, *common, "src", "mnt")
             check(mount / "db", arguments.records)
-            encfsd("umount", str(mount))
-            say(encfsd("verify", *common, str(source)))
+            encfsd(base, "umount", "mnt")
+            say(encfsd(base, "verify", *common, "src"))
         finally:
             if os.path.ismount(mount):
                 subprocess.run(["umount", "-l", mount], check=False, timeout=TIMEOUT)
