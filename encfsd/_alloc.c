@@ -205,7 +205,7 @@ static int take_at_end(struct alloc *a, uint64_t n, uint64_t *first)
     a->end = a->tail + slack;
     a->since_slack = (a->since_slack + n) % SLACK_EVERY;
     for (uint64_t slot = a->tail; slot < a->end; slot++)
-        set_free(a, slot, false);               /* never written: there is nothing to punch */
+        set_free(a, slot, false);               /* holds zeros at most: not worth punching by itself */
     return 0;
 }
 

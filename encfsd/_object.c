@@ -458,8 +458,13 @@ int take_slots(struct object *o, size_t n, struct entry *entry)
     int rc = 0;
 
     pthread_mutex_lock(&o->space);
-    if (n > 1 && alloc_free_below_end(o->alloc) <= alloc_end(o->alloc) / 2) {
+    uint64_t end = alloc_end(o->alloc);
+    if (n > 1 && alloc_free_below_end(o->alloc) <= end / 2) {
         rc = alloc_run(o->alloc, n, &run);
+        /* The slack behind it: a later overwrite that fills a hole of the file would wait for the journal of the file system below.
+         * A failure costs time then, nothing else. */
+        if (!rc && run == end)
+            blockfile_zero_fill(o->file, run + n, alloc_end(o->alloc) - run - n);
         for (; taken < n && !rc; taken++)
             entry[taken].slot = run + taken;
     } else {
