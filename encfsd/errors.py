@@ -2,7 +2,8 @@
 
 A message always has three parts: the thing it is about, what is wrong with it, and what to do.
 The command line prints ``str(error)`` and exits with ``error.exit_code``; nothing else decides
-either. `Exit` is the whole table of exit codes; a code is never given a second meaning.
+either. `Exit` is the whole table of exit codes; a code is never given a second meaning, but a
+subclass may say the same thing in words that fit better.
 
 `UnlockFailed` is special. From the first use of a secret until the header's MAC has been checked,
 every failure is this one error with this one message: a distinction would tell whoever can write
@@ -82,17 +83,20 @@ class EncfsdError(Exception):
     """Base of all user-facing errors: ``thing: what is wrong (detail); what to do``.
 
     Parameters: `thing` names what the error is about (mostly a path); `detail` narrows down what is
-    wrong where the class alone does not say it. In `remedy`, ``{thing}`` stands for the thing.
+    wrong where the class alone does not say it; `remedy` replaces the advice of the class where
+    the detail calls for another. In it, ``{thing}`` stands for the thing.
     """
 
     exit_code: ClassVar[Exit]
     wrong: ClassVar[str]
     remedy: str
 
-    def __init__(self, thing: object, detail: str = "") -> None:
+    def __init__(self, thing: object, detail: str = "", remedy: str = "") -> None:
         super().__init__(thing, detail)
         self.thing = printable(thing)
         self.detail = printable(detail)
+        if remedy:
+            self.remedy = remedy
 
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
@@ -105,6 +109,13 @@ class InternalError(EncfsdError):
     exit_code = Exit.INTERNAL
     wrong = "internal error"
     remedy = "this is a defect of encfsd or of a library it uses: please report it"
+
+
+class OutputFailed(InternalError):
+    """What a command has to say cannot be written to standard output."""
+
+    wrong = "cannot be written"
+    remedy = "check where it is redirected to; the command itself may have done its work"
 
 
 class UsageError(EncfsdError):
@@ -135,11 +146,14 @@ class NewerFormat(EncfsdError):
 
 
 class DamagedHeader(EncfsdError):
-    """Neither copy of the header can be parsed (seen without any secret)."""
+    """A copy of the header cannot be parsed (seen without any secret); fatal if neither can."""
 
     exit_code = Exit.DAMAGED_HEADER
     wrong = "volume header damaged"
-    remedy = "restore volume.header from a backup of the backing directory"
+    remedy = (
+        "a read-write mount repairs it from the other copy; "
+        "if both are damaged, restore one from a backup"
+    )
 
 
 class VolumeExists(EncfsdError):
@@ -229,12 +243,33 @@ class NotMounted(EncfsdError):
     remedy = "check the path with 'findmnt'"
 
 
+class DaemonGone(NotMounted):
+    """The mount is still in the tree, but the daemon that served it has died."""
+
+    wrong = "its daemon is gone"
+    remedy = "'encfsd umount {thing}' clears it"
+
+
 class VolumeInUse(EncfsdError):
     """Another process holds the lock of the backing directory, or writes to it without one."""
 
     exit_code = Exit.VOLUME_IN_USE
     wrong = "volume is in use by another process"
     remedy = "unmount it there first"
+
+
+class FilesOpen(VolumeInUse):
+    """A mount cannot be unmounted while files on it are open."""
+
+    wrong = "files on it are open"
+    remedy = "close them ('fuser -vm {thing}' shows who)"
+
+
+class NotFinished(VolumeInUse):
+    """Unmounted, but nobody has said yet that all changes are durable."""
+
+    wrong = "unmounted, but not known to be durable yet"
+    remedy = "wait until its daemon has ended; its log says how"
 
 
 class NoFuseDevice(EncfsdError):
@@ -251,6 +286,13 @@ class NoPermission(EncfsdError):
     exit_code = Exit.NO_PERMISSION
     wrong = "permission denied"
     remedy = "change owner or mode of it, or run as another user"
+
+
+class LogFileRefused(NoPermission):
+    """The log file cannot be opened."""
+
+    wrong = "log file cannot be opened"
+    remedy = "choose a file in a directory that exists and that this user can write to"
 
 
 class FreeListTooLarge(EncfsdError):
@@ -392,6 +434,20 @@ class DamagedContents(EncfsdError):
     exit_code = Exit.DAMAGED_CONTENTS
     wrong = "contents damaged"
     remedy = "restore the listed files from a backup"
+
+
+class RootNotFound(DamagedContents):
+    """--accept-root names a root that is not there; `found` is the id of the newest (32 bytes)."""
+
+    wrong = "the root given with --accept-root is not in it"
+
+    def __init__(self, thing: object, found: bytes) -> None:
+        super().__init__(thing)
+        self.found = found
+        self.remedy = (
+            "check the ID; if the newest root found is the one you mean, "
+            f"accept it with --accept-root={found.hex()}"
+        )
 
 
 def from_oserror(thing: object, error: OSError) -> EncfsdError:

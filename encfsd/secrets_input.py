@@ -26,17 +26,20 @@ MAX_SIZE = 1024
 MIN_KEY_FILE_SIZE = 32
 
 _TERMINAL = "passphrase"
+_OLD_OPTIONS = "--passphrase-file or --key-file"
+NEW_OPTIONS = "--new-passphrase-file or --new-key-file"
 _log = logging.getLogger(__name__)
 
 
-def from_terminal(prompt: str, *, twice: bool = False) -> Secret:
+def from_terminal(prompt: str, *, twice: bool = False, instead: str = _OLD_OPTIONS) -> Secret:
     """Ask for a passphrase on the terminal, `twice` for a new one. The caller wipes it.
 
-    Raises SecretRefused if there is no terminal, or if the two entries differ.
+    Raises SecretRefused if there is no terminal, naming the options to use `instead`, or if the
+    two entries differ.
     """
-    first = _ask(prompt)
-    if twice and _ask(f"{prompt} (again)") != first:
-        raise SecretRefused(_TERMINAL, "the two entries differ")
+    first = _ask(prompt, instead)
+    if twice and _ask(f"{prompt} (again)", instead) != first:
+        raise SecretRefused(_TERMINAL, "the two entries differ", "enter the same one twice")
     try:
         return _passphrase(first, _TERMINAL)
     except UnicodeEncodeError:
@@ -61,14 +64,14 @@ def from_key_file(path: str) -> Secret:
         return Secret(SecretKind.RANDOM, SecretBytes(data))
 
 
-def _ask(prompt: str) -> str:
+def _ask(prompt: str, instead: str) -> str:
     try:
         with warnings.catch_warnings():
             # Without a terminal getpass would read standard input and echo: refuse instead.
             warnings.simplefilter("error", getpass.GetPassWarning)
             return getpass.getpass(f"{prompt}: ")
     except (getpass.GetPassWarning, EOFError):
-        raise SecretRefused(_TERMINAL, "no terminal to ask on: use --passphrase-file") from None
+        raise SecretRefused(_TERMINAL, "no terminal to ask on", f"use {instead}") from None
     except UnicodeDecodeError:
         raise SecretRefused(_TERMINAL, "not valid text") from None
 
@@ -87,7 +90,8 @@ def _read(path: str) -> SecretBytes:
         finally:
             os.close(fd)
     except OSError as error:
-        raise SecretRefused(path, error.strerror or str(error)) from None
+        remedy = "check that the file exists and that this user can read it"
+        raise SecretRefused(path, error.strerror or str(error), remedy) from None
     if size == len(data):
         data.wipe()
         raise SecretRefused(path, "too large")

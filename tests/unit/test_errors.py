@@ -9,24 +9,24 @@ import pytest
 from encfsd import errors
 
 
-def leaves(cls: type[errors.EncfsdError]) -> list[type[errors.EncfsdError]]:
-    below = cls.__subclasses__()
-    return [leaf for sub in below for leaf in leaves(sub)] if below else [cls]
+def below(cls: type[errors.EncfsdError]) -> list[type[errors.EncfsdError]]:
+    return [each for sub in cls.__subclasses__() for each in (sub, *below(sub))]
 
 
-ALL = leaves(errors.EncfsdError)
+ALL = [cls for cls in below(errors.EncfsdError) if hasattr(cls, "exit_code")]
 
 
 def make(cls: type[errors.EncfsdError]) -> errors.EncfsdError:
     if issubclass(cls, errors.StaleRoot):
         return cls("/srv/vault", "root aa at 3.4", "root bb at 3.1", b"\xbb" * 32)
-    if issubclass(cls, errors.NoRecord):
+    if issubclass(cls, (errors.NoRecord, errors.RootNotFound)):
         return cls("/srv/vault", b"\xbb" * 32)
     return cls("/srv/vault")
 
 
-def test_each_exit_code_belongs_to_exactly_one_error() -> None:
-    assert sorted(cls.exit_code for cls in ALL) == sorted(errors.Exit)
+def test_each_exit_code_belongs_to_one_error_and_those_that_refine_it() -> None:
+    own = [cls.exit_code for cls in ALL if "exit_code" in vars(cls)]
+    assert sorted(own) == sorted(errors.Exit)
 
 
 def test_exit_codes_stay_clear_of_what_shells_and_systemd_use() -> None:
@@ -51,6 +51,12 @@ def test_detail_stands_between_what_is_wrong_and_the_remedy() -> None:
         "--free-list=8G: free list is larger than the memory available (the machine has 4 GiB); "
         "choose a smaller --free-list"
     )
+
+
+def test_another_remedy_replaces_that_of_the_class() -> None:
+    error = errors.NoPermission("/mnt", "too shy", "ask {thing} again")
+    assert str(error) == "/mnt: permission denied (too shy); ask /mnt again"
+    assert "owner" in str(errors.NoPermission("/mnt"))
 
 
 def test_remedy_quotes_the_thing() -> None:

@@ -67,8 +67,9 @@ def test_passphrase_file_refused(tmp_path: Path, contents: bytes, problem: str) 
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(errors.SecretRefused, match=r"/nothing: .*No such file"):
+    with pytest.raises(errors.SecretRefused, match=r"/nothing: .*No such file") as caught:
         secrets_input.from_key_file(str(tmp_path / "nothing"))
+    assert "1024" not in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [32, 33, 1024])
@@ -174,6 +175,7 @@ def test_entries_refused(
     with pytest.raises(errors.SecretRefused) as caught:
         secrets_input.from_terminal("Passphrase", twice=True)
     assert caught.value.detail == problem
+    assert ("1 to 1024 bytes" in str(caught.value)) == (problem != "the two entries differ")
 
 
 ASK = """
@@ -182,7 +184,7 @@ try:
     with secrets_input.from_terminal("Passphrase") as secret:
         print("got", bytes(secret.data))
 except errors.SecretRefused as error:
-    print(error.detail)
+    print(f"{error.detail}; {error.remedy}")
 """
 
 
@@ -195,7 +197,7 @@ def test_without_a_terminal_nothing_is_read_from_standard_input() -> None:
         timeout=60,
         check=True,
     )
-    assert result.stdout == b"no terminal to ask on: use --passphrase-file\n"
+    assert result.stdout == b"no terminal to ask on; use --passphrase-file or --key-file\n"
 
 
 def test_real_terminal_does_not_echo() -> None:
