@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 
-from encfsd import options
+from encfsd import __version__, options
 from encfsd.errors import UsageError
 
 Command = Callable[[argparse.Namespace], int]
@@ -111,6 +111,7 @@ def make_parser(run: Mapping[str, Command]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"encfsd {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
 
     init = _command(

@@ -13,8 +13,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -30,13 +31,17 @@ from encfsd import (
     volume,
     volume_header,
 )
-from encfsd.control import Client, socket_path
+from encfsd.control import Client, run_directory, socket_path
 from encfsd.errors import (
+    DaemonGone,
     DamagedContents,
     EncfsdError,
     Exit,
     KeySlotRefused,
+    NoPermission,
+    NotFinished,
     NotMounted,
+    OutputFailed,
     VolumeInUse,
     printable,
 )
@@ -50,6 +55,34 @@ from encfsd.volume_header import Header
 _INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 _log = logging.getLogger(__name__)
+
+
+# ---- output ----
+
+
+@contextlib.contextmanager
+def _standard_output() -> Iterator[None]:
+    """Turn what standard output refuses into one line; a reader who has gone wants none."""
+    try:
+        yield
+    except OSError as error:
+        # What is left in the buffer would fail again when Python ends.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(Exit.INTERNAL) from None
+        raise OutputFailed("standard output", error.strerror or str(error)) from None
+
+
+def _print(text: str) -> None:
+    with _standard_output():
+        print(text)
+
+
+def _tell(text: str) -> None:
+    """Print something that is not the result of the command."""
+    print(f"encfsd: {text}", file=sys.stderr)
 
 
 # ---- secrets and settings ----
@@ -69,7 +102,15 @@ def _new_secret(args: argparse.Namespace) -> Secret:
         return secrets_input.from_key_file(args.new_key_file)
     if args.new_passphrase_file is not None:
         return secrets_input.from_passphrase_file(args.new_passphrase_file)
-    return secrets_input.from_terminal("New passphrase", twice=True)
+    return secrets_input.from_terminal(
+        "New passphrase", twice=True, instead=secrets_input.NEW_OPTIONS
+    )
+
+
+def _tell_if_text(key_file: str | None, secret: Secret) -> None:
+    """Tell the user, who wanted a key file, that a slot of the other type is made."""
+    if key_file is not None and secret.kind is SecretKind.PASSPHRASE:
+        _tell(f"{printable(key_file)}: the key file is text, so it is treated as a passphrase")
 
 
 def _slot_type(secret: Secret) -> SlotType:
@@ -97,6 +138,33 @@ def _prepare(args: argparse.Namespace) -> str:
     return volume.setup_crypto(args.crypto)
 
 
+def _lock(source: Source, *, read_only: bool) -> None:
+    """Lock the volume; wait for a mount that is ending, and say so."""
+    try:
+        source.lock(read_only=read_only)
+    except VolumeInUse:
+        _tell(f"{printable(source.path)}: in use; waiting for the mount that is ending...")
+        source.lock(read_only=read_only, wait=volume.CLOSING_SECONDS)
+
+
+def _check_source(settings: VolumeSettings, *, read_only: bool) -> Header:
+    """Check of a volume what needs no secret, before the user is asked for one."""
+    with Source(settings.source) as source:
+        copies = volume.read_headers(source, settings)
+        _lock(source, read_only=read_only)
+    return copies.newest_first()[0]
+
+
+def _check_run_directory() -> None:
+    """Make the directory of the control socket, which the daemon will need."""
+    directory = run_directory(os.geteuid())
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = "set XDG_RUNTIME_DIR to a directory of your own, or log in"
+        raise NoPermission(directory, error.strerror or str(error), remedy) from None
+
+
 # ---- commands ----
 
 
@@ -104,7 +172,8 @@ def _init(args: argparse.Namespace) -> int:
     _prepare(args)
     with _secret(args, "New passphrase", twice=True) as secret:
         header = volume.create(_volume_settings(args), secret, _slot_type(secret))
-    print(f"created volume {header.volume_id.hex()} in {printable(args.source)}")
+        _tell_if_text(args.key_file, secret)
+    _print(f"created volume {header.volume_id.hex()} in {printable(args.source)}")
     return 0
 
 
@@ -121,8 +190,8 @@ def _mount(args: argparse.Namespace) -> int:
     )
     # What needs no secret is checked first, and where the user sees it.
     mounting.check_mount_point(settings.mount_point)
-    with Source(settings.volume.source) as source:
-        volume.read_headers(source, settings.volume)
+    _check_run_directory()
+    _check_source(settings.volume, read_only=settings.flags.read_only)
     process.protect_secrets()
     secret = _secret(args, "Passphrase")
     settings = _absolute(settings)
@@ -139,8 +208,7 @@ def _mount(args: argparse.Namespace) -> int:
             log_is_stderr = process.log_to(settings.log_file, background=not args.foreground)
             process.raise_descriptor_limit()
             _log.info("%s", _prepare(args))
-            read_only = settings.flags.read_only
-            source.lock(read_only=read_only, wait=volume.CLOSING_SECONDS)
+            _lock(source, read_only=settings.flags.read_only)
             failure = trio.run(Daemon(settings, report, notifier).run, source, secret)
     except EncfsdError as error:
         failure = error
@@ -182,14 +250,14 @@ def _umount(args: argparse.Namespace) -> int:
         try:
             answer = client.receive(max(0.1, deadline - time.monotonic()))
         except TimeoutError:
-            raise VolumeInUse(point, "unmounted, but the daemon is still working") from None
+            raise NotFinished(point, "its daemon is still working") from None
         if not client.wait_for_exit(deadline - time.monotonic()):
-            raise VolumeInUse(point, "unmounted, but the daemon has not ended")
+            raise NotFinished(point, "its daemon has not ended")
     if answer is None:
-        print(f"encfsd: {printable(point)}: the daemon died before it was done", file=sys.stderr)
+        _tell(f"{printable(point)}: the daemon died before it was done")
         return Exit.INTERNAL
     if answer["exit_code"]:
-        print(f"encfsd: {answer['message']}", file=sys.stderr)
+        _tell(answer["message"])
     return int(answer["exit_code"])
 
 
@@ -198,7 +266,7 @@ def _umount_without_daemon(entry: mounting.MountEntry) -> int:
     dead = mounting.is_dead(entry.point)
     mounting.unmount(entry.point, lazy=dead)
     if not dead:
-        raise VolumeInUse(entry.point, "unmounted, but its daemon cannot be asked if it is done")
+        raise NotFinished(entry.point, "its daemon cannot be asked")
     with contextlib.suppress(OSError):
         socket_path(entry.point, entry.user).unlink()
     return 0
@@ -206,9 +274,16 @@ def _umount_without_daemon(entry: mounting.MountEntry) -> int:
 
 def _stats(args: argparse.Namespace) -> int:
     point = mounting.resolve(args.mount_point)
-    if mounting.mounted_at(point) is None:
+    entry = mounting.mounted_at(point)
+    if entry is None:
         raise NotMounted(point)
-    with Client(point) as client:
+    try:
+        client = Client(point)
+    except NotMounted:
+        if entry.type == mounting.TYPE and mounting.is_dead(point):
+            raise DaemonGone(point) from None
+        raise
+    with client:
         client.send("stats")
         try:
             answer = client.receive(args.timeout)
@@ -216,7 +291,7 @@ def _stats(args: argparse.Namespace) -> int:
             raise NotMounted(point, "its daemon does not answer") from None
     if answer is None or "error" in answer:
         raise NotMounted(point, "it is being unmounted")
-    print(json.dumps(answer, indent=2) if args.json else table(answer))
+    _print(json.dumps(answer, indent=2) if args.json else table(answer))
     return 0
 
 
@@ -229,13 +304,11 @@ def _info(args: argparse.Namespace) -> int:
         except VolumeInUse:
             in_use = True
     header = copies.newest_first()[0]
-    print(f"volume id          {header.volume_id.hex()}")
-    print(f"format             {volume_header.VERSION}")
-    print(f"header generation  {header.generation}")
-    print(f"in use             {'yes' if in_use else 'no'}")
+    _print(f"volume id          {header.volume_id.hex()}")
+    _print(f"format             {volume_header.VERSION}")
+    _print(f"header generation  {header.generation}")
+    _print(f"in use             {'yes' if in_use else 'no'}")
     _print_slots(header)
-    for problem in copies.problems.values():
-        print(f"warning: {problem}", file=sys.stderr)
     return 0
 
 
@@ -245,7 +318,7 @@ def _print_slots(header: Header) -> None:
         cost = ""
         if slot.type is SlotType.PASSPHRASE:
             cost = f", Argon2id {slot.kdf.memory_kib >> 10} MiB, {slot.kdf.passes} passes"
-        print(f"key slot {index:<10}{kind}{cost}")
+        _print(f"key slot {index:<10}{kind}{cost}")
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -257,18 +330,19 @@ def _verify(args: argparse.Namespace) -> int:
         nonlocal damages
         damages += 1
         progress.clear()
-        print(f"damaged: {printable(damage.path)}: {damage.extent()}")
+        _print(f"damaged: {printable(damage.path)}: {damage.extent()}")
 
-    with Source(args.source) as source, _secret(args, "Passphrase") as secret:
-        source.lock(read_only=True, wait=volume.CLOSING_SECONDS)
+    with Source(args.source) as source:
+        _lock(source, read_only=True)
         with (
+            _secret(args, "Passphrase") as secret,
             volume.unlocked(source, settings, secret, read_only=True) as it,
             Progress(sys.stderr, "verify") as progress,
         ):
             sound = volume.verify(it.volume, progress.update, report)
     if not sound:
         raise DamagedContents(args.source, f"{damages} damaged parts")
-    print(f"{printable(args.source)}: sound")
+    _print(f"{printable(args.source)}: sound")
     return 0
 
 
@@ -280,37 +354,39 @@ def _key_list(args: argparse.Namespace) -> int:
 
 def _key_add(args: argparse.Namespace) -> int:
     _prepare(args)
+    settings = _volume_settings(args)
+    before = _check_source(settings, read_only=False)
     with _secret(args, "Passphrase") as old, _new_secret(args) as new:
 
         def change(header: Header, key: VolumeKey, generation: int) -> Header:
             return volume_header.add_slot(header, key, new, _slot_type(new), generation)
 
-        before = _slots_of(args.source)
-        header = volume.change_header(_volume_settings(args), old, change)
-    added = ", ".join(str(index) for index in sorted(set(header.slots) - before))
-    print(f"added key slot {added}")
+        header = volume.change_header(settings, old, change)
+        _tell_if_text(args.new_key_file, new)
+    added = ", ".join(str(index) for index in sorted(set(header.slots) - set(before.slots)))
+    _print(f"added key slot {added}")
     return 0
-
-
-def _slots_of(path: str) -> set[int]:
-    with Source(path) as source:
-        return set(volume_header.read_copies(source.fd, path).newest_first()[0].slots)
 
 
 def _key_remove(args: argparse.Namespace) -> int:
     _prepare(args)
+    settings = _volume_settings(args)
+    _check_source(settings, read_only=False)
     with _secret(args, "Passphrase") as secret:
 
         def change(header: Header, key: VolumeKey, generation: int) -> Header:
             return volume_header.remove_slot(header, key, args.slot, generation)
 
-        volume.change_header(_volume_settings(args), secret, change)
-    print(f"removed key slot {args.slot}")
+        volume.change_header(settings, secret, change)
+    _print(f"removed key slot {args.slot}")
+    _tell("an old copy of the volume still opens with what was removed")
     return 0
 
 
 def _passwd(args: argparse.Namespace) -> int:
     _prepare(args)
+    settings = _volume_settings(args)
+    _check_source(settings, read_only=False)
     with _secret(args, "Current passphrase") as old, _new_secret(args) as new:
         if new.kind is not SecretKind.PASSPHRASE:
             raise KeySlotRefused("passwd", "the new secret is no passphrase: use 'encfsd key add'")
@@ -318,9 +394,9 @@ def _passwd(args: argparse.Namespace) -> int:
         def change(header: Header, key: VolumeKey, generation: int) -> Header:
             return volume_header.change_passphrase(header, key, key.slot, new, generation)
 
-        volume.change_header(_volume_settings(args), old, change)
-    print("passphrase changed")
-    print("an old copy of the volume still opens with the old passphrase", file=sys.stderr)
+        volume.change_header(settings, old, change)
+    _print("passphrase changed")
+    _tell("an old copy of the volume still opens with the old passphrase")
     return 0
 
 
@@ -347,19 +423,39 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(command_line: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    process.log_to(None, background=False)
+    process.warn_on_stderr()
+    code = _outcome(partial(_run, sys.argv[1:] if command_line is None else command_line))
+    unwritten = _outcome(_flush)
+    return code or unwritten
+
+
+def _run(command_line: Sequence[str]) -> int:
+    parser = make_parser()
+    if not command_line:
+        parser.print_help(sys.stderr)
+        return Exit.USAGE
+    args = parser.parse_args(command_line)
+    code: int = args.run(args)
+    return code
+
+
+def _flush() -> int:
+    with _standard_output():
+        print(end="", flush=True)
+    return 0
+
+
+def _outcome(function: Callable[[], int]) -> int:
     try:
-        args = make_parser().parse_args(command_line)
-        code: int = args.run(args)
+        return function()
     except EncfsdError as error:
         # A daemon in the background has reported already; its stderr is /dev/null by now.
-        print(f"encfsd: {error}", file=sys.stderr)
-        code = error.exit_code
+        _tell(str(error))
+        return error.exit_code
     except KeyboardInterrupt:
-        code = _INTERRUPTED
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
-    return code
+        return _INTERRUPTED
+    except SystemExit as ended:  # of --help, and of a closed pipe
+        return int(ended.code or 0)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ from outcome import acapture as outcome_of
 from encfsd import control, mounting, process, stats, volume
 from encfsd.errors import (
     EncfsdError,
+    FilesOpen,
     InternalError,
     NoFuseDevice,
     NoPermission,
     NotMounted,
-    VolumeInUse,
     from_oserror,
 )
 from encfsd.fuse_ops import Operations
@@ -123,7 +123,7 @@ class Daemon:
             await self._close(opened)
             return self._failure
         # Signals are received until the end: one that came during the last commit must not kill it.
-        with server, trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with server, trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(server.serve)
                 nursery.start_soon(self._obey_signals, signals, nursery)
@@ -294,7 +294,7 @@ class Daemon:
             await self._in_thread(unmount)
         except NotMounted:
             pass
-        except VolumeInUse:
+        except FilesOpen:
             _log.warning("files on the mount are still open: writing them back, then cutting off")
             await trio.to_thread.run_sync(mounting.write_back, self._point)
             with contextlib.suppress(EncfsdError):

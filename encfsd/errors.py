@@ -439,7 +439,7 @@ class DamagedContents(EncfsdError):
 class RootNotFound(DamagedContents):
     """--accept-root names a root that is not there; `found` is the id of the newest (32 bytes)."""
 
-    wrong = "the root given with --accept-root is not in it"
+    wrong = "the root given with --accept-root is not in it, or it is damaged"
 
     def __init__(self, thing: object, found: bytes) -> None:
         super().__init__(thing)

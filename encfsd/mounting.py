@@ -21,12 +21,12 @@ from pathlib import Path
 
 from encfsd.errors import (
     AlreadyMounted,
+    FilesOpen,
     MountPointMissing,
     MountPointNotEmpty,
     NoFuseDevice,
     NoPermission,
     NotMounted,
-    VolumeInUse,
     from_oserror,
 )
 from encfsd.native import lib
@@ -101,7 +101,7 @@ def resolve(path: str) -> str:
 
 
 def check_mount_point(point: str) -> None:
-    """Raise an EncfsdError if nothing can be mounted at `point`; clear away a dead mount of ours.
+    """Raise an EncfsdError if this user can mount nothing at `point`; clear a dead mount of ours.
 
     `point` is a result of `resolve`.
     """
@@ -117,8 +117,21 @@ def check_mount_point(point: str) -> None:
         raise MountPointMissing(point) from None
     except PermissionError:
         raise NoPermission(point) from None
-    if not os.path.exists(DEVICE):
-        raise NoFuseDevice(DEVICE)
+    if not os.access(point, os.W_OK):  # fusermount3 insists on it
+        raise NoPermission(point, "this user cannot write to it", "use a directory of your own")
+    os.close(_open_device())
+
+
+def _open_device() -> int:
+    try:
+        return os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError as error:
+        remedy = "as root, let this user read and write {thing}, or pass it into the container"
+        raise NoPermission(DEVICE, error.strerror or str(error), remedy) from None
+    except FileNotFoundError:
+        raise NoFuseDevice(DEVICE) from None
+    except OSError as error:
+        raise NoFuseDevice(DEVICE, error.strerror or str(error)) from None
 
 
 def is_dead(point: str) -> bool:
@@ -163,12 +176,7 @@ def _common_options(flags: MountFlags) -> list[str]:
 
 
 def _mount_as_root(source: str, point: str, flags: MountFlags) -> int:
-    try:
-        fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
-    except PermissionError:
-        raise NoPermission(DEVICE) from None
-    except OSError as error:
-        raise NoFuseDevice(DEVICE, error.strerror or str(error)) from None
+    fd = _open_device()
     data = ",".join(
         [
             f"fd={fd}",
@@ -227,7 +235,8 @@ def _mount_with_helper(source: str, point: str, flags: MountFlags) -> int:
                 os.set_inheritable(fds[0], False)
                 return fds[0]
     reason = result.stderr.strip().removeprefix("fusermount3: ").splitlines()
-    raise NoPermission(point, reason[-1] if reason else "fusermount3 failed")
+    remedy = "add the line 'user_allow_other' to it" if "user_allow_other" in result.stderr else ""
+    raise NoPermission(point, reason[-1] if reason else "fusermount3 failed", remedy)
 
 
 def _run_helper(arguments: list[str], fd: int | None = None) -> subprocess.CompletedProcess[str]:
@@ -271,7 +280,7 @@ def unmount(point: str, *, lazy: bool = False) -> None:
     """Unmount; with `lazy` even if it is in use, from the tree only.
 
     Dirty pages are written first, so somebody must serve the mount meanwhile, unless it is dead.
-    Raises NotMounted, VolumeInUse or NoPermission.
+    Raises NotMounted, FilesOpen or NoPermission.
     """
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -280,7 +289,7 @@ def unmount(point: str, *, lazy: bool = False) -> None:
             return
         code = ctypes.get_errno()
         if code == errno.EBUSY:
-            raise VolumeInUse(point, "files on the mount are open")
+            raise FilesOpen(point)
         if code == errno.EINVAL:
             raise NotMounted(point)
         raise from_oserror(point, OSError(code, os.strerror(code)))
@@ -288,7 +297,7 @@ def unmount(point: str, *, lazy: bool = False) -> None:
     if result.returncode == 0:
         return
     if "busy" in result.stderr:
-        raise VolumeInUse(point, "files on the mount are open")
+        raise FilesOpen(point)
     if mounted_at(point) is None:
         raise NotMounted(point)
     raise NoPermission(point, result.stderr.strip().removeprefix("fusermount3: "))

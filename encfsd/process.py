@@ -11,7 +11,7 @@ import resource
 import sys
 from collections.abc import Callable
 
-from encfsd.errors import EncfsdError, Exit, NoPermission
+from encfsd.errors import EncfsdError, Exit, LogFileRefused
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_IO_FLUSHER = 57
@@ -46,19 +46,26 @@ class _JournalFormatter(logging.Formatter):
         return f"<{priority}>{super().format(record)}"
 
 
+def warn_on_stderr() -> None:
+    """Print warnings, and nothing else: for commands, and for a mount before it has its log."""
+    logging.basicConfig(format="encfsd: %(message)s", level=logging.WARNING, force=True)
+
+
 def log_to(log_file: str | None, *, background: bool) -> bool:
     """Send log lines to `log_file`, else to the journal in the background, else to stderr.
 
-    Says whether it is stderr.
+    Says whether it is stderr. Of a daemon that is going into the background only warnings go there:
+    it is the user's terminal.
     """
     handler: logging.Handler
     on_stderr = False
+    level = logging.INFO
     formatter = logging.Formatter("encfsd: %(message)s")
     if log_file is not None:
         try:
             fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise NoPermission(log_file, error.strerror or str(error)) from None
+            raise LogFileRefused(log_file, error.strerror or str(error)) from None
         handler = logging.StreamHandler(os.fdopen(fd, "w"))
         formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     elif background and os.path.exists(_SYSLOG):
@@ -71,8 +78,10 @@ def log_to(log_file: str | None, *, background: bool) -> bool:
         on_stderr = True
         if "JOURNAL_STREAM" in os.environ:
             formatter = _JournalFormatter("%(message)s")
+        elif background:
+            level = logging.WARNING
     handler.setFormatter(formatter)
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     return on_stderr
 
 

@@ -31,6 +31,7 @@ from encfsd.errors import (
     NewerFormat,
     NoRecord,
     OlderThanRecord,
+    RootNotFound,
     StateUnusable,
     UsageError,
     VolumeInUse,
@@ -170,7 +171,7 @@ def _create_in(source: Source, settings: VolumeSettings, secret: Secret, kind: S
         with key:
             _fill(source, key, header, state_fd)
         if state.on_same_device(state_fd, source.fd):
-            _warn_same_device(settings)
+            _log_same_device(settings, logging.WARNING)
         return header
     finally:
         os.close(state_fd)
@@ -188,9 +189,11 @@ def _fill(source: Source, key: VolumeKey, header: Header, state_fd: int) -> None
     volume_header.write_first(source.fd, source.path, header)
 
 
-def _warn_same_device(settings: VolumeSettings) -> None:
-    _log.warning(
-        "%s lies on the same device as the volume: whoever rolls back that device is not noticed",
+def _log_same_device(settings: VolumeSettings, level: int) -> None:
+    _log.log(
+        level,
+        "%s lies on the same device as the volume: whoever rolls back that device is not noticed; "
+        "choose another with --state-dir",
         settings.state_dir,
     )
 
@@ -316,7 +319,10 @@ class _Opening:
     def _look(self, accept_root: bytes | None, record: Record | None) -> Record:
         """Open the volume without writing anything; return a record of the root found."""
         looking = _Opening(self.source, self.key, self.state_fd, read_only=True, free_list=0)
-        volume = looking.open(None, accept_root)
+        try:
+            volume = looking.open(None, accept_root)
+        except DamagedContents as error:
+            raise looking.root_not_found(accept_root) or error from None
         try:
             header = max(volume.accepted_headers())
         finally:
@@ -325,6 +331,17 @@ class _Opening:
             return Record(1, volume.root, header, clean=False)
         begun = record.epoch_begun
         return Record(record.sequence + 1, volume.root, header, clean=False, epoch_begun=begun)
+
+    def root_not_found(self, accept_root: bytes | None) -> RootNotFound | None:
+        """Return what to say instead if the volume is sound but for the root asked for."""
+        if accept_root is None:
+            return None
+        try:
+            volume = self.open(None)
+        except EncfsdError:
+            return None
+        volume.close()
+        return RootNotFound(self.source.path, volume.root.salt)
 
 
 @dataclass(frozen=True)
@@ -384,7 +401,7 @@ def unlocked(
 
     try:
         if not read_only and state.on_same_device(state_fd, source.fd):
-            _warn_same_device(settings)
+            _log_same_device(settings, logging.INFO)
         header, key = volume_header.open_copies(copies, secret, accepted)
         with key:
             if record is not None and settings.accept_root is None:

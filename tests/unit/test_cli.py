@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from encfsd import cli
+from encfsd import __version__, cli, volume
 from encfsd.errors import EncfsdError, Exit, UnlockFailed
 from encfsd.progress import Progress
+from encfsd.source import Source
 
 COMMANDS = (
     ["init"],
@@ -72,9 +73,7 @@ def scratch(tmp_path: Path) -> Scratch:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_has_examples(command: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*command, "--help"])
-    assert ended.value.code == 0
+    assert cli.main([*command, "--help"]) == 0
     text = capsys.readouterr().out
     examples = text.partition("examples:\n")[2].splitlines()
     assert examples
@@ -91,7 +90,6 @@ def test_examples_parse() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["frobnicate"],
         ["mount", "/src"],
         ["mount", "--no-such-option", "/src", "/mnt"],
@@ -114,6 +112,18 @@ def test_bad_usage(arguments: Sequence[str], capsys: pytest.CaptureFixture[str])
     assert captured.out == ""
     assert captured.err.startswith("encfsd: ")
     assert len(captured.err.splitlines()) == 1
+
+
+def test_no_command_at_all_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == Exit.USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == cli.make_parser().format_help()
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"encfsd {__version__}\n"
 
 
 def test_an_error_becomes_its_message_and_code(
@@ -168,6 +178,40 @@ def test_every_class_of_error_has_a_documented_code() -> None:
     assert codes == set(Exit)
 
 
+# ---- standard output ----
+
+
+def info(source: Path, output: int, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *options, "-m", "encfsd.cli", "info", str(source)],
+        cwd=Path(__file__).parents[2],
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_output_that_cannot_be_written_is_one_line(scratch: Scratch) -> None:
+    for options in ([], ["-u"]):  # fails at the end, or at the first line
+        with open("/dev/full", "w") as full:
+            result = info(scratch.source, full.fileno(), *options)
+        assert result.returncode == Exit.INTERNAL
+        assert len(result.stderr.splitlines()) == 1
+        assert "standard output: cannot be written (No space left on device)" in result.stderr
+
+
+def test_a_closed_pipe_is_no_news(scratch: Scratch) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        result = info(scratch.source, write_end)
+    finally:
+        os.close(write_end)
+    assert (result.returncode, result.stderr) == (Exit.INTERNAL, "")
+
+
 # ---- volumes ----
 
 
@@ -212,7 +256,10 @@ def test_not_a_volume(tmp_path: Path) -> None:
 def test_no_terminal_and_no_file(scratch: Scratch) -> None:
     state = f"--state-dir={scratch.state}"
     result = encfsd("verify", state, scratch.source, code=Exit.SECRET_REFUSED)
-    assert "--passphrase-file" in result.stderr
+    assert "use --passphrase-file or --key-file" in result.stderr
+    for command in (["key", "add"], ["passwd"]):
+        result = encfsd(*command, *scratch.unlock, scratch.source, code=Exit.SECRET_REFUSED)
+        assert "use --new-passphrase-file or --new-key-file" in result.stderr
 
 
 def test_wrong_key_file(scratch: Scratch) -> None:
@@ -236,13 +283,18 @@ def test_a_machine_that_knows_nothing_of_the_volume(scratch: Scratch, tmp_path: 
     # Looking is not remembering.
     encfsd("verify", *elsewhere, scratch.source, code=Exit.NO_RECORD)
     other = "--accept-root=" + "00" * 32
-    encfsd("verify", *elsewhere, other, scratch.source, code=Exit.DAMAGED_CONTENTS)
+    wrong = encfsd("verify", *elsewhere, other, scratch.source, code=Exit.DAMAGED_CONTENTS)
+    assert f"--accept-root={root[1]}" in wrong.stderr
+    assert "backup" not in wrong.stderr
 
 
 def test_damaged_metadata(scratch: Scratch) -> None:
     meta = scratch.source / "meta"
     meta.write_bytes(bytes(meta.stat().st_size))
     encfsd("verify", *scratch.unlock, scratch.source, code=Exit.DAMAGED_CONTENTS)
+    accept = "--accept-root=" + "00" * 32
+    result = encfsd("verify", *scratch.unlock, accept, scratch.source, code=Exit.DAMAGED_CONTENTS)
+    assert "contents damaged" in result.stderr
 
 
 def test_an_interrupted_verify_stops(scratch: Scratch) -> None:
@@ -275,13 +327,45 @@ def test_key_slots(scratch: Scratch, tmp_path: Path) -> None:
     assert len(encfsd("key", "list", scratch.source).stdout.splitlines()) == 2
     with_second = [f"--key-file={second}", scratch.unlock[1]]
     encfsd("verify", *with_second, scratch.source)
-    assert encfsd("key", "remove", *with_second, scratch.source, "0").stdout == (
-        "removed key slot 0\n"
-    )
+    removed = encfsd("key", "remove", *with_second, scratch.source, "0")
+    assert removed.stdout == "removed key slot 0\n"
+    assert "old copy" in removed.stderr
     encfsd("verify", *scratch.unlock, scratch.source, code=Exit.UNLOCK_FAILED)
     encfsd("verify", *with_second, scratch.source)
     encfsd("key", "remove", *with_second, scratch.source, "1", code=Exit.KEY_SLOT_REFUSED)
     encfsd("key", "remove", *with_second, scratch.source, "7", code=Exit.KEY_SLOT_REFUSED)
+
+
+def test_a_key_file_that_is_text_is_told_to_be_a_passphrase(tmp_path: Path) -> None:
+    made = Scratch(tmp_path)
+    told = f"{made.key}: the key file is text, so it is treated as a passphrase\n"
+    made.key.write_text("correct horse battery staple\n")
+    assert told in encfsd("init", *made.unlock, made.source).stderr
+    new = f"--new-key-file={made.key}"
+    assert told in encfsd("key", "add", *made.unlock, new, made.source).stderr
+    assert encfsd("info", made.source).stdout.count("passphrase, Argon2id") == 2
+
+
+def test_a_volume_in_use_is_told_before_a_secret_is_asked_for(
+    scratch: Scratch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(volume, "CLOSING_SECONDS", 0.0)
+    with Source(str(scratch.source)) as source:
+        source.lock(read_only=False)
+        for command in (["verify"], ["key", "add"], ["passwd"]):
+            code = cli.main([*command, scratch.unlock[1], str(scratch.source)])
+            assert code == Exit.VOLUME_IN_USE
+            waiting, refused = capsys.readouterr().err.splitlines()
+            assert "waiting for the mount that is ending" in waiting
+            assert "in use by another process" in refused
+
+
+def test_the_device_that_holds_both_is_mentioned_by_init_only(tmp_path: Path) -> None:
+    made = Scratch(tmp_path)
+    assert "--state-dir" in encfsd("init", *made.unlock, made.source).stderr
+    assert (
+        encfsd("key", "add", *made.unlock, f"--new-key-file={made.key}", made.source).stderr == ""
+    )
 
 
 def test_passwd(tmp_path: Path) -> None:
@@ -318,7 +402,9 @@ def test_a_change_mends_a_damaged_copy_of_the_header(scratch: Scratch, tmp_path:
     raw = bytearray(copy.read_bytes())
     raw[4000] ^= 1
     copy.write_bytes(raw)
-    assert "warning" in encfsd("info", scratch.source).stderr
+    warning = encfsd("info", scratch.source).stderr
+    assert len(warning.splitlines()) == 1
+    assert "a read-write mount repairs it" in warning
     second = tmp_path / "second"
     second.touch(mode=0o600)
     second.write_bytes(b"\xff" + os.urandom(31))
