@@ -239,20 +239,57 @@ static int write_inline(struct volume *v, struct inode *inode, const void *buffe
     return 0;
 }
 
-int file_write(struct volume *v, uint64_t ino, const void *buffer, size_t size, uint64_t offset, int flags)
+/* A WRITE of the kernel's that fails leaves pages in its cache that look written: one fsync reports that, the next would not, and reads
+ * show what is not stored until the pages go. So the range is remembered until it is written or cut off, fsync goes on failing
+ * meanwhile, and the next group has the pages dropped. */
+static void note_lost(struct volume *v, uint64_t ino, uint64_t first, uint64_t last, int error)
 {
     struct inode *inode;
-    int rc;
+    bool told;
 
-    if (v->options.read_only)
-        return -EROFS;
-    if (groups_failed(v->groups))
-        return -EROFS;
-    if (size == 0)
-        return 0;
-    if (offset > OBJECT_MAX_SIZE - size)
-        return -EFBIG;
-    rc = space_reserve(v, size, flags & FILE_NOWAIT);
+    if (ns_get_inode(v->ns, ino, &inode, 0))
+        return;
+    pthread_mutex_lock(&inode->lock);
+    told = inode->lost_first < inode->lost_last;
+    if (!told || first < inode->lost_first)
+        inode->lost_first = first;
+    if (!told || last > inode->lost_last)
+        inode->lost_last = last;
+    inode->lost_error = error;
+    inode->pages_stale = true;
+    if (!told)
+        volume_log(v, "inode %llu: contents could not be stored: %s; fsync fails until they are written again",
+                   (unsigned long long)ino, strerror(-error));
+    groups_dirtied(v->groups, inode);
+    pthread_mutex_unlock(&inode->lock);
+    ns_put_inode(v->ns, inode);
+    groups_hurry(v->groups);
+}
+
+/* Bytes [first, last) are stored, or gone: what is lost of the range is what lies outside of them. Inode lock held. */
+static void forget_lost(struct inode *inode, uint64_t first, uint64_t last)
+{
+    if (first <= inode->lost_first && last > inode->lost_first)
+        inode->lost_first = last < inode->lost_last ? last : inode->lost_last;
+    else if (first < inode->lost_last && last >= inode->lost_last)
+        inode->lost_last = first;
+}
+
+/* What an application may be told: an errno that only the backing directory explains would mislead it. */
+static int told_error(int error)
+{
+    switch (error) {
+    case 0: case -EAGAIN: case -ENOSPC: case -EDQUOT: case -EFBIG: case -ENOMEM: case -EROFS: case -EISDIR: case -EINVAL: case -ENOENT:
+        return error;
+    default:
+        return -EIO;
+    }
+}
+
+static int write_contents(struct volume *v, uint64_t ino, const void *buffer, size_t size, uint64_t offset, int flags)
+{
+    struct inode *inode;
+    int rc = space_reserve(v, size, flags & FILE_NOWAIT);
     if (!rc)
         rc = acquire(v, ino, &inode, true, flags);
     if (rc)
@@ -270,9 +307,26 @@ int file_write(struct volume *v, uint64_t ino, const void *buffer, size_t size, 
     }
     if (!rc) {
         touch(inode);
+        forget_lost(inode, offset, offset + size);
         groups_dirtied(v->groups, inode);
     }
     release(v, inode);
+    return rc;
+}
+
+int file_write(struct volume *v, uint64_t ino, const void *buffer, size_t size, uint64_t offset, int flags)
+{
+    int rc;
+
+    if (v->options.read_only || groups_failed(v->groups))
+        return -EROFS;
+    if (size == 0)
+        return 0;
+    if (offset > OBJECT_MAX_SIZE - size)
+        return -EFBIG;
+    rc = told_error(write_contents(v, ino, buffer, size, offset, flags));
+    if (rc == -ENOSPC || rc == -EIO || rc == -ENOMEM || rc == -EDQUOT || rc == -EFBIG)
+        note_lost(v, ino, offset, offset + size, rc);
     if (!rc && atomic_load(&v->env.dirty_nodes) > v->env.dirty_limit / 2)
         groups_hurry(v->groups);
     return rc;
@@ -317,6 +371,7 @@ int file_truncate(struct volume *v, uint64_t ino, uint64_t size, struct attr *ou
     }
     if (!rc) {
         touch(inode);
+        forget_lost(inode, size, UINT64_MAX);
         *out = inode->attr;
         groups_dirtied(v->groups, inode);
     }

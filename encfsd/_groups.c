@@ -44,6 +44,7 @@ struct target {
     bool enter_active;
     bool published;             /* renamed or linked: this group's mark shows its contents under a new name */
     bool begun;                 /* a commit was begun: end it */
+    bool times_only;            /* its object is closed: only the row is written */
     bool named;                 /* this group's mark names `record` exactly; its slot is pinned once for that */
     int result;
 };
@@ -320,7 +321,7 @@ static void release_deleted(struct groups *g, struct target_list *list, size_t *
 
 /* Pulls the kernel's dirty pages of a file in, so that a rename never becomes durable before the contents it publishes. The
  * kernel sends WRITEs that other threads of this process answer, so no lock is held here. */
-static void pull_kernel_pages(struct groups *g, struct inode *inode)
+static void pull_kernel_pages(struct groups *g, struct inode *inode, bool without_writers)
 {
     struct {
         struct fuse_out_header header;
@@ -335,7 +336,7 @@ static void pull_kernel_pages(struct groups *g, struct inode *inode)
     pthread_mutex_lock(&inode->lock);
     writers = inode->writers;
     pthread_mutex_unlock(&inode->lock);
-    if (fd < 0 || writers == 0)
+    if (fd < 0 || (writers == 0 && !without_writers))
         return;
     pthread_mutex_lock(&g->mutex);
     g->waiting_for_kernel = true;
@@ -347,6 +348,17 @@ static void pull_kernel_pages(struct groups *g, struct inode *inode)
     pthread_mutex_lock(&g->mutex);
     g->waiting_for_kernel = false;
     pthread_mutex_unlock(&g->mutex);
+}
+
+static bool take_pages_stale(struct inode *inode)
+{
+    bool stale;
+
+    pthread_mutex_lock(&inode->lock);
+    stale = inode->pages_stale;
+    inode->pages_stale = false;
+    pthread_mutex_unlock(&inode->lock);
+    return stale;
 }
 
 /* One commit of an object at a time. */
@@ -394,6 +406,20 @@ struct commit_batch {
     bool recorded;              /* rows of this group were written: what they take out of the active set is still in the durable one */
 };
 
+/* The object is recorded and closed, so that nothing of the file but its times can have changed. */
+static bool is_closed(struct groups *g, struct inode *inode)
+{
+    bool closed;
+
+    pthread_mutex_lock(&inode->lock);
+    closed = inode->has_record && !inode->object;
+    pthread_mutex_lock(&g->mutex);
+    closed &= !inode->active;
+    pthread_mutex_unlock(&g->mutex);
+    pthread_mutex_unlock(&inode->lock);
+    return closed;
+}
+
 static void commit_target(void *arg, size_t i)
 {
     struct commit_batch *batch = arg;
@@ -406,6 +432,9 @@ static void commit_target(void *arg, size_t i)
     deleted = inode->deleted;
     pthread_mutex_unlock(&inode->lock);
     if (deleted)                        /* nobody can name it after a crash */
+        return;
+    t->times_only = !t->enter_active && is_closed(batch->g, inode);
+    if (t->times_only)                  /* a group that opened each of these would need a descriptor for each */
         return;
     rc = file_object(batch->g->v, inode, &t->object);
     if (rc || !t->object) {
@@ -501,6 +530,8 @@ static int record_target(struct groups *g, struct target *t, bool last)
     pthread_mutex_unlock(&inode->lock);
     if (deleted)
         return 0;
+    if (t->times_only)
+        return ns_write_times(g->v->ns, inode);
     if (!t->object) {
         rc = ns_write_inode(g->v->ns, inode);
         if (rc || !has_moved(inode))
@@ -670,7 +701,7 @@ static int freeze_metadata(struct groups *g, struct target_list *list, size_t do
         }
         ns_unlock(v->ns);
         for (size_t i = done; i < list->count; i++)
-            pull_kernel_pages(g, list->items[i].inode);
+            pull_kernel_pages(g, list->items[i].inode, false);
         commit_objects(g, list->items + done, list->count - done, true);
     }
     /* Pages that deletions left are given back a few at a time; whatever goes wrong there, ns_failed tells. */
@@ -725,7 +756,10 @@ static int make_durable(struct groups *g, struct target_list *list, size_t first
         return rc;
     }
     for (size_t i = first_published; i < end_published; i++)
-        pull_kernel_pages(g, list->items[i].inode);
+        pull_kernel_pages(g, list->items[i].inode, false);
+    for (size_t i = 0; i < list->count; i++)
+        if (take_pages_stale(list->items[i].inode))
+            pull_kernel_pages(g, list->items[i].inode, true);
     commit_objects(g, list->items, list->count, false);
     rc = groups_failed(g);
     if (rc)
@@ -959,7 +993,7 @@ int groups_fsync(struct groups *g, uint64_t ino, bool datasync)
     struct inode *inode;
     struct object *o = NULL;
     bool established, again, clean, running;
-    int rc = ns_get_inode(v->ns, ino, &inode, 0);
+    int rc = ns_get_inode(v->ns, ino, &inode, 0), lost = 0;
 
     if (rc)
         return rc;
@@ -972,6 +1006,7 @@ int groups_fsync(struct groups *g, uint64_t ino, bool datasync)
         }
         again = inode->has_record;
         clean = is_clean(inode, datasync);
+        lost = inode->lost_first < inode->lost_last ? inode->lost_error : 0;
         pthread_mutex_lock(&g->mutex);
         established = inode->meta_mark <= g->stats.durable_mark;
         running = inode->commit_in_flight || inode->in_group;
@@ -994,7 +1029,7 @@ int groups_fsync(struct groups *g, uint64_t ino, bool datasync)
         pthread_mutex_unlock(&inode->lock);
     }
     ns_put_inode(v->ns, inode);
-    return rc;
+    return rc ? rc : lost;
 }
 
 /* ---- life ---- */

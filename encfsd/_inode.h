@@ -47,6 +47,9 @@ struct inode {
     bool has_record;                /* the row holds a record of the object */
     struct object_record record;    /* as in the newest database row */
     uint32_t object_users;          /* operations that use `object` right now: it must not be closed */
+    uint64_t lost_first, lost_last; /* bytes [first, last) of which a WRITE failed and that nobody has written since; equal: none */
+    int lost_error;                 /* what fsync says as long as there are any (negative errno) */
+    bool pages_stale;               /* the kernel's pages show what could not be stored: the next group has them dropped */
     bool damage_told;               /* the log has a line about damaged contents: one is enough */
     uint32_t writers;               /* handles open for writing: the kernel may hold dirty pages */
     uint64_t meta_mark;             /* number of the last transaction that changed mode, owner, links, xattrs or created it */

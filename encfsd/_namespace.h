@@ -115,6 +115,8 @@ int ns_load_content(struct namespace *ns, struct inode *inode);
 /* One transaction each; namespace mutex held, the inode's lock not: */
 /* attr_dirty/content_dirty -> row; clears them. Nothing if the file has an object: size and times are those of its root then. */
 int ns_write_inode(struct namespace *ns, struct inode *inode);
+/* Only the times of an inode, for a file whose object is closed: nothing else of it can have changed. Clears attr_dirty. */
+int ns_write_times(struct namespace *ns, struct inode *inode);
 /* The row gets the object's id and record, and the size, blocks and times that this root carries (`durable`; live attributes may be
  * newer); in-row contents are removed. active_epoch 0: not in the active set. attr_dirty stays as it is. */
 int ns_write_record(struct namespace *ns, struct inode *inode, const struct object_record *record,

@@ -78,6 +78,24 @@ int ns_write_inode(struct namespace *ns, struct inode *inode)
     return r;
 }
 
+int ns_write_times(struct namespace *ns, struct inode *inode)
+{
+    pthread_mutex_lock(&inode->lock);
+    struct attr attr = inode->attr;
+    bool dirty = inode->attr_dirty;
+    inode->attr_dirty = false;
+    pthread_mutex_unlock(&inode->lock);
+    int r = dirty ? transaction_begin(ns) : 0;
+    if (dirty && r == 0)
+        r = transaction_end(ns, RUN(ns, SQL_INODE_TIMES, INT(attr.atime), INT(attr.mtime), INT(attr.ctime), INT(attr.ino)));
+    if (r < 0) {
+        pthread_mutex_lock(&inode->lock);
+        inode->attr_dirty = true;
+        pthread_mutex_unlock(&inode->lock);
+    }
+    return r;
+}
+
 uint64_t ns_blocks(uint64_t size, uint64_t nodes)
 {
     if (nodes > 0)

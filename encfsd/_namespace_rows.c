@@ -31,6 +31,7 @@ static const char *const sql[STATEMENTS] = {
     [SQL_INODE_DATA] = "UPDATE inode SET size=?,blocks=?,atime=?,mtime=?,ctime=? WHERE ino=?",
     /* A chmod may have written a later ctime than the root carries. */
     [SQL_INODE_DURABLE] = "UPDATE inode SET size=?,blocks=?,atime=?,mtime=?,ctime=max(ctime,?) WHERE ino=?",
+    [SQL_INODE_TIMES] = "UPDATE inode SET atime=?,mtime=?,ctime=? WHERE ino=?",
     [SQL_INODE_COUNT] = "SELECT count(*) FROM inode",
 
     [SQL_ORPHAN_PUT] = "INSERT INTO orphan(ino) VALUES(?)",

@@ -161,11 +161,15 @@ static int open_ballast(struct volume *v, bool *whole)
     struct stat st;
 
     *whole = false;
-    if (fd < 0 && errno != ENOENT)
+    if (fd < 0 && errno != ENOENT && errno != ELOOP && errno != ENXIO && errno != EISDIR)
         return -errno;
-    if (fd >= 0 && (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_nlink != 1)) {
-        close(fd);
-        return -EUCLEAN;                /* planted by somebody else: never written to */
+    if (fd < 0 ? errno != ENOENT : fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_nlink != 1) {
+        /* Planted by somebody else: never written to. It holds no information, so it goes and is made anew. */
+        if (fd >= 0)
+            close(fd);
+        fd = -1;
+        if (unlinkat(dir, BALLAST, 0))
+            return -errno;
     }
     *whole = fd >= 0 && st.st_size >= BALLAST_BYTES && st.st_blocks * 512 >= BALLAST_BYTES;
     if (*whole)

@@ -461,8 +461,11 @@ static int begin_epoch(struct volume *v, struct volume_found *found, bool clean,
     rc = state_begin_epoch(v, v->env.epoch);
     if (!rc)
         rc = space_restore_ballast(v);
-    if (rc == -ENOSPC)
-        rc = 0;                                 /* a full store can be mounted: files must be deleted somehow */
+    if (rc) {                                   /* a full store can be mounted: files must be deleted somehow */
+        volume_log(v, "the file \"ballast\" in the source directory cannot be made: %s; without it nothing new can be created",
+                   strerror(-rc));
+        rc = 0;
+    }
     if (!rc)
         rc = note_ancestors(v, found);          /* a transaction, so that there is something to commit */
     if (!rc)

@@ -303,7 +303,6 @@ def test_output_that_cannot_be_written_is_no_internal_error(
     assert "Traceback" not in run(command, check=False).stderr
 
 
-@pytest.mark.xfail(reason="the daemon dies and leaves a dead mount")
 def test_a_hangup_ends_no_mount_without_a_last_commit(quick_volume: Volume) -> None:
     volume = quick_volume
     with volume.mounted() as mount:
@@ -331,7 +330,6 @@ except OSError:
 """
 
 
-@pytest.mark.xfail(reason="the second fsync finds nothing to do")
 def test_after_a_failed_fsync_the_next_one_does_not_lie(quick_volume: Volume) -> None:
     volume = quick_volume
     filled(volume)
@@ -359,7 +357,6 @@ for fd in fds:
 """
 
 
-@pytest.mark.xfail(reason="EMFILE from fsync, and the mount does not recover")
 def test_more_open_files_than_descriptors(quick_volume: Volume) -> None:
     volume = quick_volume
     command = ["-f", *volume.unlock, str(volume.source), str(volume.point)]

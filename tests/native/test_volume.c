@@ -389,3 +389,59 @@ TEST(blocks_are_exact_after_a_group)
     CHECK_EQ(getattr.attr.blocks, 7 * 8);
     teardown(&c, path);
 }
+
+/* A ballast that somebody planted is replaced and never followed; one that cannot be replaced does not keep the volume shut. */
+TEST(a_planted_ballast_is_replaced)
+{
+    struct client c;
+    char path[64], command[200];
+    struct stat st;
+
+    if (!setup(&c, path))
+        return;
+    const char *plant[] = {"ln -s ../victim", "mkfifo", "touch other && ln other"};
+    for (unsigned i = 0; i < sizeof plant / sizeof *plant; i++) {
+        CHECK_EQ(volume_close(c.volume), 0);
+        snprintf(command, sizeof command, "cd '%s' && rm ballast && %s ballast", path, plant[i]);
+        CHECK_EQ(system(command), 0);
+        if (!reopen(&c))
+            return;
+        CHECK_EQ(fstatat(c.src_fd, "ballast", &st, AT_SYMLINK_NOFOLLOW), 0);
+        CHECK(S_ISREG(st.st_mode) && st.st_nlink == 1 && st.st_size == 4 << 20);
+        CHECK(client_create(&c, ROOT_INO, plant[i][0] == 'm' ? "a" : i ? "b" : "c") > 0);
+    }
+    CHECK_EQ(volume_close(c.volume), 0);
+    snprintf(command, sizeof command, "cd '%s' && rm ballast && mkdir ballast", path);
+    CHECK_EQ(system(command), 0);
+    if (!reopen(&c))
+        return;
+    CHECK_EQ(client_lookup(&c, ROOT_INO, "a", NULL), 0);
+    CHECK(client_create(&c, ROOT_INO, "d") < 0);
+    teardown(&c, path);
+}
+
+/* What a failed WRITE leaves is an error of every fsync until the bytes are written again or cut off. */
+TEST(a_failed_write_is_not_forgotten)
+{
+    struct client c;
+    char path[64], command[200];
+    static uint8_t data[20000];
+
+    if (!setup(&c, path))
+        return;
+    int64_t ino = client_create(&c, ROOT_INO, "f");
+    CHECK_EQ(client_fsync(&c, (uint64_t)ino), 0);
+    snprintf(command, sizeof command, "cd '%s' && rm -rf objects && touch objects", path);
+    CHECK_EQ(system(command), 0);
+    CHECK_EQ(client_write(&c, (uint64_t)ino, data, sizeof data, 0), -EIO);
+    CHECK_EQ(client_fsync(&c, (uint64_t)ino), -EIO);
+    CHECK_EQ(client_fsync(&c, (uint64_t)ino), -EIO);
+    snprintf(command, sizeof command, "cd '%s' && rm objects", path);
+    CHECK_EQ(system(command), 0);
+    CHECK_EQ(client_fsync(&c, (uint64_t)ino), -EIO);
+    CHECK_EQ(client_write(&c, (uint64_t)ino, data, 15000, 0), 15000);
+    CHECK_EQ(client_fsync(&c, (uint64_t)ino), -EIO);            /* 5,000 bytes are still missing */
+    CHECK_EQ(client_write(&c, (uint64_t)ino, data, 5000, 15000), 5000);
+    CHECK_EQ(client_fsync(&c, (uint64_t)ino), 0);
+    teardown(&c, path);
+}
