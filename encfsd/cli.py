@@ -160,9 +160,9 @@ def _check_run_directory() -> None:
     directory = run_directory(os.geteuid())
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
+    except OSError:
         remedy = "set XDG_RUNTIME_DIR to a directory of your own, or log in"
-        raise NoPermission(directory, error.strerror or str(error), remedy) from None
+        raise NoPermission(directory, "no place for the control socket", remedy) from None
 
 
 # ---- commands ----

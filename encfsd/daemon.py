@@ -123,7 +123,10 @@ class Daemon:
             await self._close(opened)
             return self._failure
         # Signals are received until the end: one that came during the last commit must not kill it.
-        with server, trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        with (
+            server,
+            trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
+        ):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(server.serve)
                 nursery.start_soon(self._obey_signals, signals, nursery)

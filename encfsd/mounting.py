@@ -125,9 +125,9 @@ def check_mount_point(point: str) -> None:
 def _open_device() -> int:
     try:
         return os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
-    except PermissionError as error:
+    except PermissionError:
         remedy = "as root, let this user read and write {thing}, or pass it into the container"
-        raise NoPermission(DEVICE, error.strerror or str(error), remedy) from None
+        raise NoPermission(DEVICE, remedy=remedy) from None
     except FileNotFoundError:
         raise NoFuseDevice(DEVICE) from None
     except OSError as error:
@@ -235,7 +235,9 @@ def _mount_with_helper(source: str, point: str, flags: MountFlags) -> int:
                 os.set_inheritable(fds[0], False)
                 return fds[0]
     reason = result.stderr.strip().removeprefix("fusermount3: ").splitlines()
-    remedy = "add the line 'user_allow_other' to it" if "user_allow_other" in result.stderr else ""
+    remedy = ""
+    if "user_allow_other" in result.stderr:
+        remedy = "as root, add the line 'user_allow_other' to /etc/fuse.conf"
     raise NoPermission(point, reason[-1] if reason else "fusermount3 failed", remedy)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from encfsd import __version__, cli, volume
-from encfsd.errors import EncfsdError, Exit, UnlockFailed
+from encfsd import __version__, cli, mounting, process, volume
+from encfsd.errors import EncfsdError, Exit, LogFileRefused, NoPermission, NotMounted, UnlockFailed
 from encfsd.progress import Progress
 from encfsd.source import Source
 
@@ -210,6 +210,54 @@ def test_a_closed_pipe_is_no_news(scratch: Scratch) -> None:
     finally:
         os.close(write_end)
     assert (result.returncode, result.stderr) == (Exit.INTERNAL, "")
+
+
+# ---- the mount, without mounting ----
+
+
+def test_a_mount_whose_daemon_is_gone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nobody(point: str) -> None:
+        raise NotMounted(point, "no daemon answers")
+
+    entry = mounting.MountEntry("/mnt", "0:99", mounting.TYPE, "/src", 0)
+    monkeypatch.setattr(mounting, "mounted_at", lambda _: entry)
+    monkeypatch.setattr(cli, "Client", nobody)
+    for dead, words in ((True, "'encfsd umount /mnt' clears it"), (False, "no daemon answers")):
+        monkeypatch.setattr(mounting, "is_dead", lambda _, dead=dead: dead)
+        assert cli.main(["stats", "/mnt"]) == Exit.NOT_MOUNTED
+        assert words in capsys.readouterr().err
+
+
+def test_no_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(cli, "run_directory", lambda _: tmp_path / "file" / "encfsd")
+    with pytest.raises(NoPermission, match="set XDG_RUNTIME_DIR"):
+        cli._check_run_directory()
+
+
+def test_a_log_file_in_a_missing_directory(tmp_path: Path) -> None:
+    with pytest.raises(LogFileRefused, match=r"opened \(No such file.*a directory that exists"):
+        process.log_to(str(tmp_path / "missing" / "log"), background=True)
+
+
+def test_a_mount_in_the_background_prints_warnings_only() -> None:
+    code = (
+        "import logging, os; from encfsd import process; os.environ.pop('JOURNAL_STREAM', '')\n"
+        "process._SYSLOG = '/nowhere'; process.log_to(None, background={})\n"
+        "logging.info('internals'); logging.warning('news')"
+    )
+    for background, expected in ((True, "news"), (False, "internals\nencfsd: news")):
+        result = subprocess.run(
+            [sys.executable, "-c", code.format(background)],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert result.stderr == f"encfsd: {expected}\n"
 
 
 # ---- volumes ----

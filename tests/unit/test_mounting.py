@@ -1,5 +1,6 @@
 """What is mounted where, which mount points will do, and what the helper is told."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from encfsd import mounting
 from encfsd.errors import (
     AlreadyMounted,
     Exit,
+    FilesOpen,
     MountPointMissing,
     MountPointNotEmpty,
     NoFuseDevice,
@@ -75,6 +77,23 @@ def test_no_fuse_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert caught.value.exit_code == Exit.NO_FUSE_DEVICE
 
 
+def test_a_fuse_device_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(NoPermission, match=r"^/dev/fuse: .* read and write /dev/fuse"):
+        mounting.check_mount_point(str(tmp_path))
+
+
+def test_a_mount_point_that_the_user_cannot_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(NoPermission, match="a directory of your own"):
+        mounting.check_mount_point(str(tmp_path))
+
+
 def test_unmounting_what_is_not_mounted(tmp_path: Path) -> None:
     with pytest.raises(NotMounted) as caught:
         mounting.unmount(str(tmp_path))
@@ -98,10 +117,26 @@ def test_a_helper_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         mounting._mount_with_helper("src", str(tmp_path), MountFlags())
 
 
-def test_a_helper_that_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def refusing_helper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reason: str) -> None:
     helper = tmp_path / "fusermount3"
-    helper.write_text("#!/bin/sh\necho 'fusermount3: option allow_other is refused' >&2\nexit 1\n")
+    helper.write_text(f'#!/bin/sh\necho "fusermount3: {reason}" >&2\nexit 1\n')
     helper.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    with pytest.raises(NoPermission, match=r"\(option allow_other is refused\)"):
+
+
+def test_a_helper_that_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    refusing_helper(monkeypatch, tmp_path, "option noatime is refused")
+    with pytest.raises(NoPermission, match=r"\(option noatime is refused\); change owner"):
         mounting._mount_with_helper("src", str(tmp_path), MountFlags())
+    reason = "option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf"
+    refusing_helper(monkeypatch, tmp_path, reason)
+    with pytest.raises(NoPermission, match=r"add the line 'user_allow_other' to /etc/fuse.conf"):
+        mounting._mount_with_helper("src", str(tmp_path), MountFlags(allow_other=True))
+
+
+def test_a_busy_mount(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    refusing_helper(monkeypatch, tmp_path, "failed to unmount /mnt: Device or resource busy")
+    with pytest.raises(FilesOpen, match="'fuser -vm /mnt' shows who") as caught:
+        mounting.unmount("/mnt")
+    assert caught.value.exit_code == Exit.VOLUME_IN_USE
