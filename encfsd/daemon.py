@@ -50,6 +50,8 @@ _MIN_TASKS, _MAX_TASKS = 8, 1000
 _GRACE_SECONDS = 5.0  # for programs with open files, once the mount is out of the tree
 _LOG_SECONDS = 1.0
 _EXTEND_SECONDS = 30.0
+# All of them unmount in order; a terminal that is closed sends the last one.
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SWITCH_SECONDS = 0.0005  # a busy worker thread must not hold up requests for Python's 5 ms
 
 _log = logging.getLogger(__name__)
