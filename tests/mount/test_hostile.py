@@ -294,7 +294,6 @@ def test_what_fsync_acknowledged_survives_kill(quick_volume: Volume, tmp_path: P
 
 
 @pytest.mark.parametrize("target", ["/dev/full", "closed"])
-@pytest.mark.xfail(reason="a traceback")
 def test_output_that_cannot_be_written_is_no_internal_error(
     quick_volume: Volume, target: str
 ) -> None:
