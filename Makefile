@@ -82,6 +82,8 @@ test: check asan ## All but the long tests: lint, types, C tests under sanitizer
 .PHONY: test-long
 test-long: build ## The tests that take up to an hour
 	$(BIN)/python -m pytest -m long --timeout=5400
+	ENCFSD_EXPLORE=long $(MESON) test -C build --timeout-multiplier=20 --print-errorlogs \
+	  explorer object_faults volume_explorer volume_faults
 
 .PHONY: asan
 asan: $(SETUP) ## C unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
