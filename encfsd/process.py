@@ -8,6 +8,7 @@ import logging
 import logging.handlers
 import os
 import resource
+import stat
 import sys
 from collections.abc import Callable
 
@@ -62,10 +63,15 @@ def log_to(log_file: str | None, *, background: bool) -> bool:
     level = logging.INFO
     formatter = logging.Formatter("encfsd: %(message)s")
     if log_file is not None:
+        # Not to wait for whoever reads a FIFO: opening one that nobody reads fails then.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
         try:
-            fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fd = os.open(log_file, flags, 0o600)
         except OSError as error:
             raise LogFileRefused(log_file, error.strerror or str(error)) from None
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise LogFileRefused(log_file, "a FIFO")
         handler = logging.StreamHandler(os.fdopen(fd, "w"))
         formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     elif background and os.path.exists(_SYSLOG):

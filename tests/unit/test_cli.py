@@ -237,6 +237,19 @@ def test_no_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         cli._check_run_directory()
 
 
+def test_a_log_file_that_is_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(LogFileRefused):
+        process.log_to(str(fifo), background=False)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(LogFileRefused, match="a FIFO"):
+            process.log_to(str(fifo), background=False)
+    finally:
+        os.close(reader)
+
+
 def test_a_log_file_in_a_missing_directory(tmp_path: Path) -> None:
     with pytest.raises(LogFileRefused, match=r"opened \(No such file.*a directory that exists"):
         process.log_to(str(tmp_path / "missing" / "log"), background=True)
