@@ -18,14 +18,6 @@ STEPS = {"git": 25}
 FREE_LIST = "--free-list=64M"
 
 
-@pytest.fixture
-def volume(tmp_path: Path) -> Volume:
-    """Return a fresh volume that opens with a key file: these tests mount often."""
-    fresh = Volume(tmp_path, key_file=True)
-    fresh.init()
-    return fresh
-
-
 def workload(
     name: str, action: str, mount: Mount, log: Path, steps: int = 0, *, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:

@@ -67,8 +67,7 @@ def filled(volume: Volume) -> dict[str, str | int]:
 
 
 @pytest.mark.parametrize("attack", ["flip", "truncate", "swap", "fifo", "symlink", "delete"])
-def test_a_file_is_right_or_eio_and_verify_names_it(quick_volume: Volume, attack: str) -> None:
-    volume = quick_volume
+def test_a_file_is_right_or_eio_and_verify_names_it(volume: Volume, attack: str) -> None:
     good = filled(volume)
     first, second = objects(volume)[:2]
     if attack == "flip":
@@ -106,8 +105,7 @@ def test_a_file_is_right_or_eio_and_verify_names_it(quick_volume: Volume, attack
     assert verified.stdout.replace("\n", "").isprintable()
 
 
-def test_an_old_copy_of_one_object_is_refused(quick_volume: Volume) -> None:
-    volume = quick_volume
+def test_an_old_copy_of_one_object_is_refused(volume: Volume) -> None:
     good = filled(volume)
     old = {path: path.read_bytes() for path in objects(volume)}
     with volume.mounted():
@@ -120,8 +118,7 @@ def test_an_old_copy_of_one_object_is_refused(quick_volume: Volume) -> None:
         assert sums(volume) == {**good, "plain": 5}
 
 
-def test_an_old_copy_of_everything_is_refused_until_it_is_named(quick_volume: Volume) -> None:
-    volume = quick_volume
+def test_an_old_copy_of_everything_is_refused_until_it_is_named(volume: Volume) -> None:
     good = filled(volume)
     old = volume.source.with_name("old")
     shutil.copytree(volume.source, old)
@@ -140,9 +137,8 @@ def test_an_old_copy_of_everything_is_refused_until_it_is_named(quick_volume: Vo
 
 
 @pytest.mark.parametrize("attack", ["source gone", "objects a file", "meta zeroed"])
-def test_a_source_that_changes_below_a_mount(quick_volume: Volume, attack: str) -> None:
+def test_a_source_that_changes_below_a_mount(volume: Volume, attack: str) -> None:
     """No write is promised that cannot be kept, the daemon goes on, the end is clean."""
-    volume = quick_volume
     filled(volume)
     folder = volume.source / "objects"
     with volume.mounted() as mount:
@@ -197,9 +193,8 @@ for file in os.listdir("."):
 """
 
 
-def test_files_that_shrink_and_grow_between_groups_stay_sound(quick_volume: Volume) -> None:
+def test_files_that_shrink_and_grow_between_groups_stay_sound(volume: Volume) -> None:
     """Longer than five seconds, so that a periodic group falls between the solo commits."""
-    volume = quick_volume
     with volume.mounted("--free-list=16M"):
         python(REWRITE, volume.point, "8")
     volume.encfsd("verify", *volume.unlock, volume.source)
@@ -268,8 +263,7 @@ if "make" in acked:
 """
 
 
-def test_what_fsync_acknowledged_survives_kill(quick_volume: Volume, tmp_path: Path) -> None:
-    volume = quick_volume
+def test_what_fsync_acknowledged_survives_kill(volume: Volume, tmp_path: Path) -> None:
     moments = random.Random(os.urandom(8))
     for round_ in range(4):
         log, start = tmp_path / f"log{round_}", round_ * 1_000
@@ -294,16 +288,13 @@ def test_what_fsync_acknowledged_survives_kill(quick_volume: Volume, tmp_path: P
 
 
 @pytest.mark.parametrize("target", ["/dev/full", "closed"])
-def test_output_that_cannot_be_written_is_no_internal_error(
-    quick_volume: Volume, target: str
-) -> None:
+def test_output_that_cannot_be_written_is_no_internal_error(volume: Volume, target: str) -> None:
     redirect = '"$@" > /dev/full' if target == "/dev/full" else '"$@" >&-'
-    command = ["/bin/sh", "-c", redirect, "sh", *ENCFSD, "info", str(quick_volume.source)]
+    command = ["/bin/sh", "-c", redirect, "sh", *ENCFSD, "info", str(volume.source)]
     assert "Traceback" not in run(command, check=False).stderr
 
 
-def test_a_hangup_ends_no_mount_without_a_last_commit(quick_volume: Volume) -> None:
-    volume = quick_volume
+def test_a_hangup_ends_no_mount_without_a_last_commit(volume: Volume) -> None:
     with volume.mounted() as mount:
         python("open('a', 'w').write('kept')", volume.point)
         mount.process.send_signal(signal.SIGHUP)
@@ -329,8 +320,7 @@ except OSError:
 """
 
 
-def test_after_a_failed_fsync_the_next_one_does_not_lie(quick_volume: Volume) -> None:
-    volume = quick_volume
+def test_after_a_failed_fsync_the_next_one_does_not_lie(volume: Volume) -> None:
     filled(volume)
     folder, away = volume.source / "objects", volume.source / "away"
     with volume.mounted() as mount:
@@ -356,8 +346,7 @@ for fd in fds:
 """
 
 
-def test_more_open_files_than_descriptors(quick_volume: Volume) -> None:
-    volume = quick_volume
+def test_more_open_files_than_descriptors(volume: Volume) -> None:
     command = ["-f", *volume.unlock, str(volume.source), str(volume.point)]
     limited = ["/bin/sh", "-c", 'ulimit -n 128 && exec "$@"', "sh", *ENCFSD, "mount", *command]
     mount = Mount(limited, volume.point, volume.log, lifetime=120.0, start=30.0)

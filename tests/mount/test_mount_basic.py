@@ -110,7 +110,10 @@ def test_mount_returns_when_usable_and_umount_when_the_daemon_is_gone(volume: Vo
 
 
 @pytest.mark.parametrize("foreground", [True, False], ids=["foreground", "background"])
-def test_a_failed_start_has_its_code_and_leaves_no_mount(volume: Volume, foreground: bool) -> None:
+def test_a_failed_start_has_its_code_and_leaves_no_mount(
+    passphrase_volume: Volume, foreground: bool
+) -> None:
+    volume = passphrase_volume
     volume.passphrase_file.write_text("wrong\n")
     how = ["-f"] if foreground else []
     result = volume.encfsd("mount", *how, *volume.unlock, volume.source, volume.point, check=False)
@@ -512,7 +515,8 @@ def test_an_ordinary_user_mounts_through_the_helper() -> None:
             device.chmod(mode)
 
 
-def test_secrets_are_not_in_reach_of_other_processes(volume: Volume) -> None:
+def test_secrets_are_not_in_reach_of_other_processes(passphrase_volume: Volume) -> None:
+    volume = passphrase_volume
     with volume.mounted() as mount:
         limits = Path(f"/proc/{mount.pid}/limits").read_text()
         assert re.search(r"^Max core file size +0 +0 ", limits, re.MULTILINE)

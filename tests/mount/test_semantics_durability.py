@@ -101,14 +101,14 @@ def _compare(expected: str) -> Iterator[object]:
     yield "same"
 
 
-def test_a_remount_changes_nothing(quick_volume: Volume, tmp_path: Path) -> None:
+def test_a_remount_changes_nothing(volume: Volume, tmp_path: Path) -> None:
     expected = str(tmp_path / "expected")
-    with quick_volume.mounted():
-        Ground(quick_volume.point, None).run(_populate, expected)
-        Ground(quick_volume.point, None).run(_compare, expected)
-    with quick_volume.mounted("--free-list=0"):
-        Ground(quick_volume.point, None).run(_compare, expected)
-    quick_volume.encfsd("verify", *quick_volume.unlock, quick_volume.source)
+    with volume.mounted():
+        Ground(volume.point, None).run(_populate, expected)
+        Ground(volume.point, None).run(_compare, expected)
+    with volume.mounted("--free-list=0"):
+        Ground(volume.point, None).run(_compare, expected)
+    volume.encfsd("verify", *volume.unlock, volume.source)
 
 
 # ---- crash ----
@@ -187,13 +187,13 @@ def _after_the_crash() -> Iterator[object]:
     yield "right"
 
 
-def test_what_was_synced_survives_a_crash(quick_volume: Volume) -> None:
-    with quick_volume.mounted() as mount:
-        Ground(quick_volume.point, None).run(_durable_steps)
+def test_what_was_synced_survives_a_crash(volume: Volume) -> None:
+    with volume.mounted() as mount:
+        Ground(volume.point, None).run(_durable_steps)
         mount.kill()
-    with quick_volume.mounted():
-        Ground(quick_volume.point, None).run(_after_the_crash)
-    quick_volume.encfsd("verify", *quick_volume.unlock, quick_volume.source)
+    with volume.mounted():
+        Ground(volume.point, None).run(_after_the_crash)
+    volume.encfsd("verify", *volume.unlock, volume.source)
 
 
 # ---- random operations ----
@@ -269,14 +269,14 @@ def _random_operations(model: str, seed: str, count: str) -> Iterator[object]:
     yield len(_visible(model))
 
 
-def test_random_operations_with_remounts(quick_volume: Volume, tmp_path: Path) -> None:
+def test_random_operations_with_remounts(volume: Volume, tmp_path: Path) -> None:
     """A local folder is the model: whatever it is on does these operations right."""
     model = tmp_path / "model"
     model.mkdir()
     for seed in range(3):
         options = ("--free-list=0",) if seed == 1 else ()
-        with quick_volume.mounted(*options):
-            ground = Ground(quick_volume.point, None)
+        with volume.mounted(*options):
+            ground = Ground(volume.point, None)
             ground.run(_random_operations, str(model), str(seed), "500")
     assert any(model.rglob("*"))
-    quick_volume.encfsd("verify", *quick_volume.unlock, quick_volume.source)
+    volume.encfsd("verify", *volume.unlock, volume.source)

@@ -80,17 +80,17 @@ def _only_read() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("crashed", [False, True], ids=["after unmount", "after a crash"])
-def test_ro_writes_nothing_at_all(quick_volume: Volume, crashed: bool) -> None:
-    with quick_volume.mounted() as mount:
-        Ground(quick_volume.point, None).run(_make)
+def test_ro_writes_nothing_at_all(volume: Volume, crashed: bool) -> None:
+    with volume.mounted() as mount:
+        Ground(volume.point, None).run(_make)
         if crashed:
             mount.kill()
-    before = everything(quick_volume.source), everything(quick_volume.state_dir)
-    with quick_volume.mounted("-o", "ro"):
-        Ground(quick_volume.point, None).run(_only_read)
-    assert (everything(quick_volume.source), everything(quick_volume.state_dir)) == before
-    with quick_volume.mounted():
-        Ground(quick_volume.point, None).run(_still_works)
+    before = everything(volume.source), everything(volume.state_dir)
+    with volume.mounted("-o", "ro"):
+        Ground(volume.point, None).run(_only_read)
+    assert (everything(volume.source), everything(volume.state_dir)) == before
+    with volume.mounted():
+        Ground(volume.point, None).run(_still_works)
 
 
 def _still_works() -> Iterator[object]:
@@ -144,15 +144,15 @@ def _effective() -> str:
     return subprocess.run(["./id", "-u"], capture_output=True, text=True, check=True).stdout
 
 
-def test_restrictions(quick_volume: Volume) -> None:
-    with quick_volume.mounted("-o", "noatime,noexec"):
-        ground = Ground(quick_volume.point, None)
+def test_restrictions(volume: Volume) -> None:
+    with volume.mounted("-o", "noatime,noexec"):
+        ground = Ground(volume.point, None)
         ground.run(_reading_keeps_atime)
         ground.run(_no_programs)
 
 
 @pytest.mark.skipif(not ROOT, reason="makes devices and becomes other users")
-def test_suid_and_dev_only_if_asked_for(quick_volume: Volume, ground: Ground) -> None:
-    with quick_volume.mounted("-o", "allow_other"):
-        Ground(quick_volume.point, None).run(_powerless)
+def test_suid_and_dev_only_if_asked_for(volume: Volume, ground: Ground) -> None:
+    with volume.mounted("-o", "allow_other"):
+        Ground(volume.point, None).run(_powerless)
     ground.run(_powerful)  # that mount has both

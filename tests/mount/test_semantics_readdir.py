@@ -225,6 +225,6 @@ def _large_for_long() -> Iterator[object]:
 
 
 @pytest.mark.long
-def test_200000_entries(quick_volume: Volume) -> None:
-    with quick_volume.mounted(lifetime=3600):
-        Ground(quick_volume.point, None).run(_large_for_long, timeout=3000)
+def test_200000_entries(volume: Volume) -> None:
+    with volume.mounted(lifetime=3600):
+        Ground(volume.point, None).run(_large_for_long, timeout=3000)

@@ -214,6 +214,6 @@ def _others_are_shut_out() -> Iterator[object]:
 
 
 @pytest.mark.skipif(not ROOT, reason="becomes other users")
-def test_without_allow_other_nobody_else_gets_in(quick_volume: Volume) -> None:
-    with quick_volume.mounted():
-        Ground(quick_volume.point, None).run(_others_are_shut_out)
+def test_without_allow_other_nobody_else_gets_in(volume: Volume) -> None:
+    with volume.mounted():
+        Ground(volume.point, None).run(_others_are_shut_out)
