@@ -14,7 +14,7 @@
 enum {
     BALLAST_BYTES = 4 << 20,            /* more than one worst-case commit of object 0 */
     MARGIN_BYTES = 16 << 20,            /* below this each promise looks at the store again */
-    TREE_SHARE = 32,                    /* data / 32 covers tree nodes (1/73, twice while a commit is in flight) */
+    EXTRA_SHARE = 8,                    /* data / 8 covers slack that is written with zeros (1/16) and tree nodes (1/73, twice in a commit) */
     OPERATION_BYTES = 4 * NODE_SIZE,    /* of object 0 that one operation dirties as a rule: a row, an entry, their tree nodes */
     IN_ROW_BYTES = 2 * NODE_SIZE,       /* that a row with contents needs: a page and a tree node */
 };
@@ -27,7 +27,7 @@ static uint64_t owed(struct volume *v)
 {
     uint64_t dirty = atomic_load(&v->env.dirty_nodes) * NODE_SIZE;
 
-    return dirty + dirty / TREE_SHARE + atomic_load(&v->space.metadata);
+    return dirty + dirty / EXTRA_SHARE + atomic_load(&v->space.metadata);
 }
 
 /* Bytes that may be promised: what the store has, less what is owed, less what commits may use when there is no ballast. Mutex held. */
@@ -46,7 +46,7 @@ static int look(struct volume *v)
 static int promise(struct volume *v, uint64_t bytes)
 {
     struct space *s = &v->space;
-    uint64_t need = bytes + bytes / TREE_SHARE + 2 * NODE_SIZE;
+    uint64_t need = bytes + bytes / EXTRA_SHARE + 2 * NODE_SIZE;
     int rc = 0;
 
     pthread_mutex_lock(&s->mutex);

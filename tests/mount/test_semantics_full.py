@@ -119,7 +119,7 @@ def test_a_full_store_damages_nothing(small_volume: Volume) -> None:
 def _fill_by_files() -> Iterator[object]:
     os.chdir("..")
     os.mkdir(_delete_files.__name__)  # where that check will start
-    assert _durable("ballast", bytes(range(256)) * (34 * MIB // 256)) is None
+    assert _durable("ballast", bytes(range(256)) * (28 * MIB // 256)) is None
     made = 0
     while (error := fails(write, f"{made:0200}", b"x" * 2000)) is None:
         made += 1
