@@ -2,13 +2,10 @@
 #include "_groups_internal.h"
 
 #include <errno.h>
-#include <linux/fuse.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
-#include <unistd.h>
 
 /* ---- small helpers ---- */
 

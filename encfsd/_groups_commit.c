@@ -4,13 +4,8 @@
 #include <errno.h>
 #include <linux/fuse.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <time.h>
 #include <unistd.h>
-
-/* ---- commit ---- */
 
 /* Pulls the kernel's dirty pages of a file in, so that a rename never becomes durable before the contents it publishes. The
  * kernel sends WRITEs that other threads of this process answer, so no lock is held here. */

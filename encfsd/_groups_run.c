@@ -9,13 +9,8 @@
 #include "_groups_internal.h"
 
 #include <errno.h>
-#include <linux/fuse.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <time.h>
-#include <unistd.h>
 
 /* ---- collect ---- */
 

@@ -38,14 +38,6 @@ bool volume_next_log_line(struct volume *v, char *line, size_t size)
     return found;
 }
 
-uint64_t clock_monotonic_ms(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
 int64_t clock_realtime_ns(void)
 {
     struct timespec t;

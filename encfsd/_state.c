@@ -38,12 +38,6 @@ int state_load(struct volume *v)
     return rc;
 }
 
-void state_set_header(struct volume *v, uint64_t generation, const uint8_t digest[32])
-{
-    v->state.record.header_generation = generation;
-    memcpy(v->state.record.header_digest, digest, 32);
-}
-
 /* Writes `next` as the newest record. */
 static int write_next(struct volume *v, struct state_record next)
 {

@@ -112,16 +112,13 @@ uint64_t space_available(struct volume *v);
 int state_load(struct volume *v);
 /* Makes durable that a mount epoch is begun, before its first root is written: the root stays what it was, clean goes. */
 int state_begin_epoch(struct volume *v, uint64_t epoch);
-/* What later writes say of the volume header. */
-void state_set_header(struct volume *v, uint64_t generation, const uint8_t digest[32]);
 /* Makes the record durable in the slot that does not hold the newest. 0 or -errno. */
 int state_write(struct volume *v, const struct object_record *record, bool clean);
 
 /* _file.c: closes objects of clean, unused inodes when too many are open. */
 void file_close_idle_objects(struct volume *v);
 
-/* Milliseconds of CLOCK_MONOTONIC; nanoseconds of CLOCK_REALTIME. */
-uint64_t clock_monotonic_ms(void);
+/* Nanoseconds of CLOCK_REALTIME. */
 int64_t clock_realtime_ns(void);
 
 #endif
