@@ -17,7 +17,10 @@
 
 struct namespace;
 
-enum ns_flags { NS_NOWAIT = 1 };
+enum ns_flags {
+    NS_NOWAIT = 1,
+    NS_PLAIN = 2,                       /* ns_readdir: of the attributes only ino and the type in mode, and no lookup counts */
+};
 
 struct ns_caller {
     uint32_t uid, gid, umask;
@@ -46,11 +49,24 @@ int ns_close(struct namespace *ns);
 int ns_lookup(struct namespace *ns, uint64_t parent, const char *name, size_t len, struct attr *out, int flags);
 int ns_getattr(struct namespace *ns, uint64_t ino, struct attr *out, int flags);
 
-enum ns_set { SET_MODE = 1, SET_UID = 2, SET_GID = 4, SET_ATIME = 8, SET_MTIME = 16, SET_CTIME = 32, SET_SIZE = 64 };
+enum ns_set {
+    SET_MODE = 1, SET_UID = 2, SET_GID = 4, SET_ATIME = 8, SET_MTIME = 16, SET_CTIME = 32, SET_SIZE = 64,
+    SET_DROP_PRIVILEGES = 128,          /* with SET_SIZE, by somebody who may not keep them: see ns_drop_privileges */
+};
 /* Changes attributes (not SET_SIZE: that is file_truncate). Without SET_CTIME the change time becomes now. chown clears
  * setuid/setgid of non-directories as Linux does; chmod keeps the access ACL's mask in step. Only-times changes are
  * recorded in core and written by the next group. */
 int ns_setattr(struct namespace *ns, uint64_t ino, const struct attr *values, uint32_t valid, struct attr *out, int flags);
+
+/* What a write or truncation by somebody without CAP_FSETID does to a regular file: setuid goes, setgid too if the group may
+ * execute, and security.capability. `capability_only`: the caller has CAP_FSETID, only the last goes. Cheap if there is nothing to
+ * drop: then no mutex is taken, once that is known of the inode. */
+int ns_drop_privileges(struct namespace *ns, uint64_t ino, bool capability_only, int flags);
+
+/* A regular file without a name, as open(O_TMPFILE) makes it: nlink 0, lookup count 1. ns_link may give it a first name if `linkable`
+ * (not O_EXCL); unless it does, the file goes with its last use. `parent` decides on inheritance. */
+int ns_tmpfile(struct namespace *ns, uint64_t parent, uint32_t mode, bool linkable, const struct ns_caller *caller,
+               struct attr *out, int flags);
 
 /* Regular files, fifos, sockets, devices. `mode` includes the type; umask is applied unless the parent has a default ACL. */
 int ns_mknod(struct namespace *ns, uint64_t parent, const char *name, size_t len, uint32_t mode, uint32_t rdev,
@@ -74,11 +90,13 @@ struct ns_dirent {
     uint16_t name_len;
     char name[NAME_MAX_BYTES + 1];
 };
-/* Entries after `cookie` (0: from the start, with "." and ".." first, cookies 1 and 2). At most max; *count says how many.
- * Right while entries come and go: an entry that exists throughout is returned exactly once. Entries not given on to the
- * kernel must be forgotten by the caller (ns_forget). */
-int ns_readdir(struct namespace *ns, uint64_t ino, uint64_t cookie, struct ns_dirent *entries, size_t max, size_t *count,
-               int flags);
+/* Receives one entry, under the namespace mutex: it must not block nor call the namespace. Returns false if it has no room for it:
+ * then the entry counts as not reported and the listing ends. */
+typedef bool ns_emit_fn(void *arg, const struct ns_dirent *entry);
+/* Entries after `cookie` (0: from the start, with "." and ".." first, cookies 1 and 2); *count says how many were taken. Right while
+ * entries come and go: an entry that exists throughout is reported exactly once. An error behind some entries shows when the
+ * caller comes for the rest; -EAGAIN comes before the first. */
+int ns_readdir(struct namespace *ns, uint64_t ino, uint64_t cookie, ns_emit_fn *emit, void *arg, size_t *count, int flags);
 
 /* Extended attributes (user., trusted., security., system.posix_acl_*). xattr_flags: 0, XATTR_CREATE, XATTR_REPLACE.
  * Limits as on ext4: name 255 bytes, value 64 KiB, all names together 64 KiB (-ERANGE, -E2BIG, -ENOSPC). size 0 on get/list: only
