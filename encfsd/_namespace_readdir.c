@@ -4,73 +4,103 @@
 
 #include "_namespace_internal.h"
 
-static int add_dot(struct namespace *ns, uint64_t ino, const char *name, uint64_t cookie, struct ns_dirent *entry)
+/* A listing in progress. */
+struct listing {
+    ns_emit_fn *emit;
+    void *arg;
+    bool plain;                 /* NS_PLAIN */
+    size_t count;               /* entries taken */
+    struct ns_dirent entry;     /* the one that is offered */
+};
+
+/* Offers the entry: 1 if it was taken, else 0. */
+static int offer(struct listing *l)
 {
-    struct inode *inode;
-    int r = core_get(ns, ino, &inode);
-    if (r < 0)
-        return r;
-    entry->cookie = cookie;
-    entry->attr = core_attr(inode);
-    entry->name_len = (uint16_t)strlen(name);
-    strcpy(entry->name, name);
-    core_put(ns, inode);
-    return 0;
+    if (!l->emit(l->arg, &l->entry))
+        return 0;
+    l->count++;
+    return 1;
 }
 
-static int add_entry(struct namespace *ns, sqlite3_stmt *stmt, struct ns_dirent *entry)
+static void set_plain(struct ns_dirent *entry, uint64_t ino, uint32_t type)
+{
+    entry->attr = (struct attr){.ino = ino, .mode = type};
+}
+
+/* These functions return 1 to go on, 0 if the receiver has no room, or -errno. */
+
+static int offer_dot(struct namespace *ns, struct listing *l, uint64_t ino, const char *name, uint64_t cookie)
+{
+    l->entry.cookie = cookie;
+    l->entry.name_len = (uint16_t)strlen(name);
+    strcpy(l->entry.name, name);
+    if (l->plain) {
+        set_plain(&l->entry, ino, S_IFDIR);
+    } else {
+        struct inode *inode;
+        int r = core_get(ns, ino, &inode);
+        if (r < 0)
+            return r;
+        l->entry.attr = core_attr(inode);
+        core_put(ns, inode);
+    }
+    return offer(l);
+}
+
+static int offer_entry(struct namespace *ns, struct listing *l, sqlite3_stmt *stmt)
 {
     struct inode *inode;
+    uint64_t ino = (uint64_t)sqlite3_column_int64(stmt, 2);
     int len = sqlite3_column_bytes(stmt, 1);
     if (len <= 0 || len > NAME_MAX_BYTES)
         return -EIO;
-    int r = core_get(ns, (uint64_t)sqlite3_column_int64(stmt, 2), &inode);
+    l->entry.cookie = (uint64_t)sqlite3_column_int64(stmt, 0);
+    l->entry.name_len = (uint16_t)len;
+    memcpy(l->entry.name, sqlite3_column_blob(stmt, 1), (size_t)len);
+    l->entry.name[len] = '\0';
+    if (l->plain) {
+        set_plain(&l->entry, ino, (uint32_t)sqlite3_column_int64(stmt, 3));
+        return offer(l);
+    }
+    int r = core_get(ns, ino, &inode);
     if (r < 0)
         return r == -ENOENT ? -EIO : r;
-    entry->cookie = (uint64_t)sqlite3_column_int64(stmt, 0);
-    entry->attr = core_attr(inode);
-    entry->name_len = (uint16_t)len;
-    memcpy(entry->name, sqlite3_column_blob(stmt, 1), (size_t)len);
-    entry->name[len] = '\0';
-    inode_looked_up(ns->inodes, inode, 1);
+    l->entry.attr = core_attr(inode);
+    r = offer(l);
+    if (r == 1)
+        inode_looked_up(ns->inodes, inode, 1);
     core_put(ns, inode);
-    return 0;
+    return r;
 }
 
 /* Cookies are keyed hashes of names and unique in their directory: where a listing goes on does not depend on what came or
  * went in between. */
-static int list(struct namespace *ns, const struct attr *dir, uint64_t parent, uint64_t cookie, struct ns_dirent *entries,
-                size_t max, size_t *count)
+static int list(struct namespace *ns, struct listing *l, const struct attr *dir, uint64_t parent, uint64_t cookie)
 {
-    int r = 0;
+    int r = 1;
     if (dir->nlink == 0 || cookie > INT64_MAX)
         return 0;
-    if (cookie < COOKIE_DOT && *count < max) {
-        r = add_dot(ns, dir->ino, ".", COOKIE_DOT, &entries[*count]);
-        *count += r == 0;
-    }
-    if (r == 0 && cookie < COOKIE_DOTDOT && *count < max) {
-        r = add_dot(ns, parent, "..", COOKIE_DOTDOT, &entries[*count]);
-        *count += r == 0;
-    }
-    if (r < 0 || *count == max)
+    if (cookie < COOKIE_DOT)
+        r = offer_dot(ns, l, dir->ino, ".", COOKIE_DOT);
+    if (r == 1 && cookie < COOKIE_DOTDOT)
+        r = offer_dot(ns, l, parent, "..", COOKIE_DOTDOT);
+    if (r != 1)
         return r;
     sqlite3_stmt *stmt = QUERY(ns, SQL_ENTRY_LIST, INT(dir->ino), INT(cookie));
-    while (*count < max && (r = statement_next(ns, stmt)) == 1) {
-        r = add_entry(ns, stmt, &entries[*count]);
-        if (r < 0)
-            break;
-        ++*count;
-    }
+    while (r == 1 && (r = statement_next(ns, stmt)) == 1)
+        r = offer_entry(ns, l, stmt);
     sqlite3_reset(stmt);
     return r;
 }
 
-int ns_readdir(struct namespace *ns, uint64_t ino, uint64_t cookie, struct ns_dirent *entries, size_t max, size_t *count,
-               int flags)
+int ns_readdir(struct namespace *ns, uint64_t ino, uint64_t cookie, ns_emit_fn *emit, void *arg, size_t *count, int flags)
 {
+    struct listing l;
     struct inode *dir;
-    *count = 0;
+    l.emit = emit;
+    l.arg = arg;
+    l.plain = (flags & NS_PLAIN) != 0;
+    l.count = *count = 0;
     int r = ns_enter(ns, flags);
     if (r < 0)
         return r;
@@ -80,12 +110,13 @@ int ns_readdir(struct namespace *ns, uint64_t ino, uint64_t cookie, struct ns_di
         pthread_mutex_lock(&dir->lock);
         uint64_t parent = dir->parent;
         pthread_mutex_unlock(&dir->lock);
-        r = S_ISDIR(attr.mode) ? list(ns, &attr, parent, cookie, entries, max, count) : -ENOTDIR;
+        r = S_ISDIR(attr.mode) ? list(ns, &l, &attr, parent, cookie) : -ENOTDIR;
         core_put(ns, dir);
     }
     ns_leave(ns);
+    *count = l.count;
     /* An error behind some entries shows when the caller comes for the rest. */
-    return *count > 0 ? 0 : r;
+    return l.count > 0 ? 0 : r;
 }
 
 /* Puts "/name" of one link to `ino` in front of *start and replaces ino by the directory it lies in. */

@@ -14,7 +14,7 @@ static const char *const sql[STATEMENTS] = {
     [SQL_ENTRY_DELETE] = "DELETE FROM dirent WHERE parent=? AND cookie=?",
     [SQL_ENTRY_REPLACE] = "UPDATE dirent SET ino=?,type=? WHERE parent=? AND cookie=?",
     [SQL_ENTRY_ANY] = "SELECT 1 FROM dirent WHERE parent=? LIMIT 1",
-    [SQL_ENTRY_LIST] = "SELECT cookie,name,ino FROM dirent WHERE parent=? AND cookie>? ORDER BY cookie",
+    [SQL_ENTRY_LIST] = "SELECT cookie,name,ino,type FROM dirent WHERE parent=? AND cookie>? ORDER BY cookie",
     [SQL_ENTRY_NAME] = "SELECT name FROM dirent WHERE parent=? AND ino=?",
     [SQL_ENTRY_OF] = "SELECT parent,name FROM dirent WHERE ino=?",
 

@@ -109,10 +109,28 @@ static int64_t run_rename(struct volume *v, struct request *r, bool nowait)
                                ns_flags(nowait));
 }
 
+/* Entries for a caller that wants them in one array. */
+struct entry_array {
+    struct ns_dirent *entries;
+    size_t count, size;
+};
+
+static bool append_entry(void *arg, const struct ns_dirent *entry)
+{
+    struct entry_array *array = arg;
+
+    if (array->count == array->size)
+        return false;
+    array->entries[array->count++] = *entry;
+    return true;
+}
+
 static int64_t run_readdir(struct volume *v, struct request *r, bool nowait)
 {
+    struct entry_array array = {.entries = r->buffer, .size = r->size};
     size_t count = 0;
-    int rc = ns_readdir(v->ns, r->ino, r->offset, r->buffer, r->size, &count, ns_flags(nowait));
+    int flags = ns_flags(nowait) | (int)(r->flags & NS_PLAIN);
+    int rc = ns_readdir(v->ns, r->ino, r->offset, r->emit ? r->emit : append_entry, r->emit ? r->emit_arg : &array, &count, flags);
     return rc ? rc : (int64_t)count;
 }
 

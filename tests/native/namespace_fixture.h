@@ -290,4 +290,29 @@ static inline void forget(struct fixture *fx, uint64_t ino, uint64_t n)
 	CHECK_EQ(ns_forget(fx->ns, ino, n), 0);
 }
 
+/* What fx_list fills. */
+struct fx_entries {
+	struct ns_dirent *entries;
+	size_t count, max;
+};
+
+static inline bool fx_emit(void *arg, const struct ns_dirent *entry)
+{
+	struct fx_entries *array = arg;
+	if (array->count == array->max)
+		return false;
+	array->entries[array->count++] = *entry;
+	return true;
+}
+
+/* At most `max` entries in an array. */
+static inline int fx_list(struct fixture *fx, uint64_t ino, uint64_t cookie, struct ns_dirent *entries,
+			  size_t max, size_t *count)
+{
+	struct fx_entries array = {.entries = entries, .max = max};
+	int r = ns_readdir(fx->ns, ino, cookie, fx_emit, &array, count, 0);
+	CHECK_EQ(*count, array.count);
+	return r;
+}
+
 #endif

@@ -454,7 +454,7 @@ TEST(a_removed_directory_is_an_empty_one)
 	CHECK_EQ(make(&fx, d.ino, "f", S_IFREG | 0600, &a), -ENOENT);
 	CHECK_EQ(make_dir(&fx, d.ino, "f", &a), -ENOENT);
 	CHECK_EQ(look(&fx, d.ino, "f", &a), -ENOENT);
-	CHECK_EQ(ns_readdir(fx.ns, d.ino, 0, entries, 4, &count, 0), 0);
+	CHECK_EQ(fx_list(&fx, d.ino, 0, entries, 4, &count), 0);
 	CHECK_EQ(count, 0);
 	make(&fx, ROOT_INO, "f", S_IFREG | 0600, &a);
 	CHECK_EQ(move(&fx, ROOT_INO, "f", d.ino, "f", 0), -ENOENT);
@@ -704,7 +704,7 @@ TEST(readdir_starts_with_the_dots)
 	fx_new(&fx);
 	make_dir(&fx, ROOT_INO, "d", &d);
 	make(&fx, d.ino, "f", S_IFREG | 0600, &f);
-	CHECK_EQ(ns_readdir(fx.ns, d.ino, 0, e, 4, &count, 0), 0);
+	CHECK_EQ(fx_list(&fx, d.ino, 0, e, 4, &count), 0);
 	CHECK_EQ(count, 3);
 	CHECK(strcmp(e[0].name, ".") == 0 && e[0].cookie == 1 && e[0].attr.ino == d.ino);
 	CHECK(strcmp(e[1].name, "..") == 0 && e[1].cookie == 2 && e[1].attr.ino == ROOT_INO);
@@ -713,17 +713,17 @@ TEST(readdir_starts_with_the_dots)
 	forget(&fx, f.ino, 1);
 	for (uint64_t cookie = 0; cookie < 3; cookie++) {
 		struct ns_dirent one;
-		CHECK_EQ(ns_readdir(fx.ns, d.ino, cookie, &one, 1, &count, 0), 0);
+		CHECK_EQ(fx_list(&fx, d.ino, cookie, &one, 1, &count), 0);
 		CHECK_EQ(count, 1);
 		CHECK(strcmp(one.name, e[cookie].name) == 0);
 		CHECK_EQ(one.cookie, e[cookie].cookie);
 		forget_entries(&fx, &one, 1);
 	}
-	CHECK_EQ(ns_readdir(fx.ns, d.ino, e[2].cookie, e, 4, &count, 0), 0);
+	CHECK_EQ(fx_list(&fx, d.ino, e[2].cookie, e, 4, &count), 0);
 	CHECK_EQ(count, 0);
-	CHECK_EQ(ns_readdir(fx.ns, d.ino, UINT64_MAX, e, 4, &count, 0), 0);
+	CHECK_EQ(fx_list(&fx, d.ino, UINT64_MAX, e, 4, &count), 0);
 	CHECK_EQ(count, 0);
-	CHECK_EQ(ns_readdir(fx.ns, f.ino, 0, e, 4, &count, 0), -ENOTDIR);
+	CHECK_EQ(fx_list(&fx, f.ino, 0, e, 4, &count), -ENOTDIR);
 	forget(&fx, f.ino, 1);
 	forget(&fx, d.ino, 1);
 	fx_end(&fx);
@@ -739,7 +739,7 @@ static void list_all(struct fixture *fx, uint64_t dir, size_t step, unsigned *se
 	uint64_t cookie = 0;
 	size_t count = 1;
 	for (unsigned round = 0; count > 0; round++) {
-		CHECK_EQ(ns_readdir(fx->ns, dir, cookie, e, step, &count, 0), 0);
+		CHECK_EQ(fx_list(fx, dir, cookie, e, step, &count), 0);
 		for (size_t i = 0; i < count; i++) {
 			CHECK(e[i].cookie > cookie);
 			cookie = e[i].cookie;
@@ -809,12 +809,12 @@ TEST(cookies_are_stable_over_reopening)
 	size_t count_a, count_b;
 	fx_new(&fx);
 	uint64_t dir = fill(&fx);
-	CHECK_EQ(ns_readdir(fx.ns, dir, 0, a, 64, &count_a, 0), 0);
+	CHECK_EQ(fx_list(&fx, dir, 0, a, 64, &count_a), 0);
 	forget_entries(&fx, a, count_a);
 	uint64_t middle = a[31].cookie;
 	forget(&fx, dir, 1);
 	fx_reopen(&fx);
-	CHECK_EQ(ns_readdir(fx.ns, dir, middle, b, 32, &count_b, 0), 0);
+	CHECK_EQ(fx_list(&fx, dir, middle, b, 32, &count_b), 0);
 	CHECK_EQ(count_b, 32);
 	for (int i = 0; i < 32; i++) {
 		CHECK_EQ(b[i].cookie, a[32 + i].cookie);
@@ -860,7 +860,7 @@ TEST(names_with_one_hash_take_eight_cookies)
 		CHECK_EQ(make(&fx, ROOT_INO, "8", S_IFREG | 0600, &a), -ENOSPC);
 		CHECK_EQ(move(&fx, ROOT_INO, "0", ROOT_INO, "8", 0), -ENOSPC);
 		CHECK_EQ(make(&fx, ROOT_INO, "7", S_IFREG | 0600, &a), -EEXIST);
-		CHECK_EQ(ns_readdir(fx.ns, ROOT_INO, 0, e, 12, &count, 0), 0);
+		CHECK_EQ(fx_list(&fx, ROOT_INO, 0, e, 12, &count), 0);
 		CHECK_EQ(count, 10);
 		CHECK(e[2].cookie >= COOKIE_FIRST && e[9].cookie == e[2].cookie + 7);
 		CHECK(e[9].cookie <= INT64_MAX);
@@ -880,7 +880,7 @@ TEST(names_with_one_hash_take_eight_cookies)
 		}
 		CHECK_EQ(make(&fx, ROOT_INO, "8", S_IFREG | 0600, &a), 0);
 		forget(&fx, a.ino, 1);
-		CHECK_EQ(ns_readdir(fx.ns, ROOT_INO, cookie5 - 1, e, 1, &count, 0), 0);
+		CHECK_EQ(fx_list(&fx, ROOT_INO, cookie5 - 1, e, 1, &count), 0);
 		CHECK(strcmp(e[0].name, "5") == 0);
 		forget_entries(&fx, e, count);
 		CHECK_EQ(look(&fx, ROOT_INO, "8", &a), 0);

@@ -328,7 +328,7 @@ static void do_list(struct fixture *fx)
 		listing.running = false;
 		return;
 	}
-	CHECK_EQ(ns_readdir(fx->ns, nodes[listing.dir].ino, listing.cookie, &e, 1, &count, 0), 0);
+	CHECK_EQ(fx_list(fx, nodes[listing.dir].ino, listing.cookie, &e, 1, &count), 0);
 	if (count == 0) {
 		for (int name = 0; name < NAMES; name++) {
 			CHECK(listing.seen[name] <= 1);

@@ -76,7 +76,7 @@ static void *work(void *arg)
 				CHECK_EQ(ns_setattr(fx->ns, ino, &v, SET_MTIME, &a, 0), 0);
 			break;
 		case 6:
-			CHECK_EQ(ns_readdir(fx->ns, ROOT_INO, 0, e, NAMES + 2, &count, 0), 0);
+			CHECK_EQ(fx_list(fx, ROOT_INO, 0, e, NAMES + 2, &count), 0);
 			for (size_t j = 2; j < count; j++)
 				hold(w, e[j].attr.ino);
 			break;
@@ -130,7 +130,7 @@ TEST(operations_race_with_forgets_and_groups)
 
 	struct ns_dirent e[NAMES + 2];
 	size_t count;
-	CHECK_EQ(ns_readdir(shared.fx.ns, ROOT_INO, 0, e, NAMES + 2, &count, 0), 0);
+	CHECK_EQ(fx_list(&shared.fx, ROOT_INO, 0, e, NAMES + 2, &count), 0);
 	for (size_t i = 2; i < count; i++)
 		forget(&shared.fx, e[i].attr.ino, 1);
 	CHECK_EQ(fx_group(&shared.fx), 0);
