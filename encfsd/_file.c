@@ -2,6 +2,8 @@
 #include "_volume_internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,15 +81,23 @@ static int open_object(struct volume *v, struct inode *inode)
     return 0;
 }
 
-/* Each open object has a descriptor: before there are too many, idle ones are closed, and if all are dirty a group makes them idle. Inode
- * lock held; let go meanwhile, because that takes the namespace mutex and inode locks. */
-static void room_for_object(struct volume *v, struct inode *inode)
+/* What an operation wants of a file. */
+enum want {
+    LAYOUT,                                     /* where its contents lie */
+    CONTENTS,                                   /* to read them */
+    CHANGE,                                     /* to change them */
+};
+
+/* Each open object has a descriptor: before there are too many, idle ones are closed, and if all are dirty a group makes them idle. Who
+ * only reads does not wait for that: an object opened for it is idle as soon as it has been used, so that there are too many by as many
+ * as there are threads at most. Inode lock held; let go meanwhile, because closing takes the namespace mutex and inode locks. */
+static void room_for_object(struct volume *v, struct inode *inode, enum want want)
 {
     if (atomic_load(&v->env.open_objects) < v->max_open_objects)
         return;
     pthread_mutex_unlock(&inode->lock);
     file_close_idle_objects(v);
-    if (atomic_load(&v->env.open_objects) >= v->max_open_objects && v->groups) {
+    if (want == CHANGE && atomic_load(&v->env.open_objects) >= v->max_open_objects) {
         groups_reclaim_space(v->groups);
         file_close_idle_objects(v);
     }
@@ -95,7 +105,7 @@ static void room_for_object(struct volume *v, struct inode *inode)
 }
 
 /* The inode and, locked, its contents. On success the inode is referenced and its lock held. */
-static int acquire(struct volume *v, uint64_t ino, struct inode **inode, bool need_content, int flags)
+static int acquire(struct volume *v, uint64_t ino, struct inode **inode, enum want want, int flags)
 {
     int ns_flags = flags & FILE_NOWAIT ? NS_NOWAIT : 0;
     int rc = ns_get_inode(v->ns, ino, inode, ns_flags);
@@ -107,7 +117,7 @@ static int acquire(struct volume *v, uint64_t ino, struct inode **inode, bool ne
         rc = -EISDIR;
     else if (!S_ISREG((*inode)->attr.mode))
         rc = -EINVAL;
-    else if (need_content && !has_object(*inode) && !(*inode)->content) {
+    else if (want != LAYOUT && !has_object(*inode) && !(*inode)->content) {
         /* The row is read under the namespace mutex, which comes before inode locks. */
         pthread_mutex_unlock(&(*inode)->lock);
         rc = ns_lock(v->ns, ns_flags);
@@ -120,7 +130,7 @@ static int acquire(struct volume *v, uint64_t ino, struct inode **inode, bool ne
     }
     if (!rc && has_object(*inode) && !(*inode)->object) {
         if (!(flags & FILE_NOWAIT))
-            room_for_object(v, *inode);
+            room_for_object(v, *inode, want);
         rc = flags & FILE_NOWAIT ? -EAGAIN : open_object(v, *inode);
     }
     if (rc) {
@@ -167,7 +177,7 @@ int file_object(struct volume *v, struct inode *inode, struct object **object)
 ssize_t file_read(struct volume *v, uint64_t ino, void *buffer, size_t size, uint64_t offset, int flags)
 {
     struct inode *inode;
-    ssize_t n = acquire(v, ino, &inode, true, flags);
+    ssize_t n = acquire(v, ino, &inode, CONTENTS, flags);
 
     if (n)
         return n;
@@ -192,7 +202,7 @@ static int move_to_object(struct volume *v, struct inode *inode)
     struct object *o;
     int rc;
 
-    room_for_object(v, inode);
+    room_for_object(v, inode, CHANGE);
     if (has_object(inode))                      /* somebody else was faster */
         return open_object(v, inode);
     rc = random_bytes(id, ID_SIZE);
@@ -291,7 +301,7 @@ static int write_contents(struct volume *v, uint64_t ino, const void *buffer, si
     struct inode *inode;
     int rc = space_reserve(v, size, flags & FILE_NOWAIT);
     if (!rc)
-        rc = acquire(v, ino, &inode, true, flags);
+        rc = acquire(v, ino, &inode, CHANGE, flags);
     if (rc)
         return rc;
     if (!has_object(inode) && offset + size > INLINE_MAX)
@@ -332,12 +342,28 @@ int file_write(struct volume *v, uint64_t ino, const void *buffer, size_t size, 
     return rc;
 }
 
-static void truncate_inline(struct volume *v, struct inode *inode, uint64_t size)
+/* Inode lock held. 0 or -ENOMEM. */
+static int resize_inline(struct volume *v, struct inode *inode, uint64_t size)
 {
+    if (!inode->content && size) {
+        inode->content = calloc(1, INLINE_MAX);
+        if (!inode->content)
+            return -ENOMEM;
+    }
     if (inode->content && size < inode->attr.size)
         memset(inode->content + size, 0, inode->attr.size - size);
     inode->attr.size = size;
     inode->attr.blocks = ns_blocks(size, 0);
+    set_content_dirty(v, inode);
+    return 0;
+}
+
+/* Inode lock held. */
+static void punch_inline(struct volume *v, struct inode *inode, uint64_t offset, uint64_t end)
+{
+    if (offset >= inode->attr.size || !inode->content)
+        return;
+    memset(inode->content + offset, 0, (end < inode->attr.size ? end : inode->attr.size) - offset);
     set_content_dirty(v, inode);
 }
 
@@ -350,7 +376,7 @@ int file_truncate(struct volume *v, uint64_t ino, uint64_t size, struct attr *ou
         return -EROFS;
     if (size > OBJECT_MAX_SIZE)
         return -EFBIG;
-    rc = acquire(v, ino, &inode, true, flags);
+    rc = acquire(v, ino, &inode, CHANGE, flags);
     if (rc)
         return rc;
     if (!has_object(inode) && size > INLINE_MAX)
@@ -362,12 +388,7 @@ int file_truncate(struct volume *v, uint64_t ino, uint64_t size, struct attr *ou
         if (!rc)
             take_object_attr(inode);
     } else if (!rc) {
-        if (!inode->content && size) {
-            inode->content = calloc(1, INLINE_MAX);
-            rc = inode->content ? 0 : -ENOMEM;
-        }
-        if (!rc)
-            truncate_inline(v, inode, size);
+        rc = resize_inline(v, inode, size);
     }
     if (!rc) {
         touch(inode);
@@ -379,41 +400,99 @@ int file_truncate(struct volume *v, uint64_t ino, uint64_t size, struct attr *ou
     return rc;
 }
 
-int file_punch(struct volume *v, uint64_t ino, uint64_t offset, uint64_t size, int flags)
+/* Makes [offset, end) zeros, and the file at least `size` long. Not in one step for who reads meanwhile. */
+static int zero_range(struct volume *v, uint64_t ino, uint64_t offset, uint64_t end, uint64_t size, int flags)
 {
+    const int object_flags = flags & FILE_NOWAIT ? OBJECT_NOWAIT : 0;
     struct inode *inode;
-    int rc;
+    int rc = acquire(v, ino, &inode, CHANGE, flags);
 
-    if (v->options.read_only || groups_failed(v->groups))
-        return -EROFS;
-    if (size == 0 || offset > OBJECT_MAX_SIZE - size)
-        return -EINVAL;
-    rc = acquire(v, ino, &inode, true, flags);
     if (rc)
         return rc;
-    if (has_object(inode)) {
+    if (!has_object(inode) && size > INLINE_MAX)
+        rc = flags & FILE_NOWAIT ? -EAGAIN : move_to_object(v, inode);
+    if (!rc && has_object(inode)) {
         struct object *o = lend(inode);
-        rc = object_punch(o, offset, size, flags & FILE_NOWAIT ? OBJECT_NOWAIT : 0);
+        if (offset < end)
+            rc = object_punch(o, offset, end - offset, object_flags);
+        if (!rc && size)
+            rc = object_extend(o, size, object_flags);
         give_back(inode);
+        take_object_attr(inode);
+    } else if (!rc) {
+        if (size > inode->attr.size)
+            rc = resize_inline(v, inode, size);
         if (!rc)
-            take_object_attr(inode);
-    } else if (offset < inode->attr.size && inode->content) {
-        uint64_t end = offset + size < inode->attr.size ? offset + size : inode->attr.size;
-        memset(inode->content + offset, 0, end - offset);
-        set_content_dirty(v, inode);
+            punch_inline(v, inode, offset, end);
     }
     if (!rc) {
         touch(inode);
+        forget_lost(inode, offset, end);
         groups_dirtied(v->groups, inode);
     }
     release(v, inode);
     return rc;
 }
 
-int64_t file_seek(struct volume *v, uint64_t ino, uint64_t offset, int whence, int flags)
+int file_punch(struct volume *v, uint64_t ino, uint64_t offset, uint64_t size, int flags)
+{
+    if (v->options.read_only || groups_failed(v->groups))
+        return -EROFS;
+    if (size == 0 || offset > OBJECT_MAX_SIZE - size)
+        return -EINVAL;
+    return told_error(zero_range(v, ino, offset, offset + size, 0, flags));
+}
+
+/* Bytes of [offset, end) that may have no room yet. A file without holes has it for all that it contains. */
+static int missing_room(struct volume *v, uint64_t ino, uint64_t offset, uint64_t end, int flags, uint64_t *bytes)
 {
     struct inode *inode;
-    int64_t at = acquire(v, ino, &inode, false, flags);
+    int rc = acquire(v, ino, &inode, LAYOUT, flags);
+
+    if (rc)
+        return rc;
+    bool whole = !has_object(inode) || inode->attr.blocks >= (inode->attr.size + NODE_SIZE - 1) / NODE_SIZE * (NODE_SIZE / 512);
+    uint64_t from = whole && inode->attr.size > offset ? inode->attr.size : offset;
+    *bytes = end > from ? end - from : 0;
+    release(v, inode);
+    return 0;
+}
+
+static int allocate(struct volume *v, uint64_t ino, uint32_t mode, uint64_t offset, uint64_t size, int flags)
+{
+    const bool zero = mode & FALLOC_FL_ZERO_RANGE, punch = mode & FALLOC_FL_PUNCH_HOLE, keep = mode & FALLOC_FL_KEEP_SIZE;
+    uint64_t end = offset + size, bytes = 0;
+    int rc = punch ? 0 : missing_room(v, ino, offset, end, flags, &bytes);
+
+    if (!rc && bytes)
+        rc = space_reserve(v, bytes, flags & FILE_NOWAIT);
+    if (!rc && zero && !keep && (flags & FILE_NOWAIT))
+        rc = -EAGAIN;                           /* two steps */
+    return rc ? rc : zero_range(v, ino, offset, zero || punch ? end : offset, keep ? 0 : end, flags);
+}
+
+int file_fallocate(struct volume *v, uint64_t ino, uint32_t mode, uint64_t offset, uint64_t size, int flags)
+{
+    if (v->options.read_only || groups_failed(v->groups))
+        return -EROFS;
+    switch (mode) {
+    case 0: case FALLOC_FL_KEEP_SIZE: case FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE:
+    case FALLOC_FL_ZERO_RANGE: case FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE:
+        break;
+    default:
+        return -EOPNOTSUPP;
+    }
+    if (size == 0)
+        return -EINVAL;
+    if (size > OBJECT_MAX_SIZE || offset > OBJECT_MAX_SIZE - size)
+        return -EFBIG;
+    return told_error(allocate(v, ino, mode, offset, size, flags));
+}
+
+static int64_t seek_contents(struct volume *v, uint64_t ino, uint64_t offset, int whence, int flags)
+{
+    struct inode *inode;
+    int64_t at = acquire(v, ino, &inode, LAYOUT, flags);
 
     if (at)
         return at;
@@ -430,6 +509,107 @@ int64_t file_seek(struct volume *v, uint64_t ino, uint64_t offset, int whence, i
     }
     release(v, inode);
     return at;
+}
+
+int64_t file_seek(struct volume *v, uint64_t ino, uint64_t offset, int whence, int flags)
+{
+    return seek_contents(v, ino, offset, whence, flags);
+}
+
+/* ---- copy_file_range: piece by piece, so that never more than one inode is locked ---- */
+
+enum { COPY_PIECE = 1 << 20 };                  /* bytes in memory */
+
+struct copy {
+    struct volume *v;
+    uint64_t from, from_offset, to, to_offset;
+    uint8_t *buffer;                            /* COPY_PIECE bytes */
+    int flags;
+};
+
+static int size_of(struct volume *v, uint64_t ino, uint64_t *size)
+{
+    struct inode *inode;
+    int rc = acquire(v, ino, &inode, LAYOUT, 0);
+
+    if (rc)
+        return rc;
+    *size = inode->attr.size;
+    release(v, inode);
+    return 0;
+}
+
+/* Copies data or a hole at `done`, at most `size` bytes. Returns how many, 0 at the end of the source, or -errno. */
+static int64_t copy_piece(struct copy *c, uint64_t done, uint64_t size)
+{
+    uint64_t from = c->from_offset + done, to = c->to_offset + done, end;
+    int64_t data = seek_contents(c->v, c->from, from, SEEK_DATA, 0), rc = 0;
+
+    if (data == -ENXIO) {                       /* a hole up to the end, or the end */
+        rc = size_of(c->v, c->from, &end);
+        if (rc || end <= from)
+            return rc;
+        data = (int64_t)end;
+    } else if (data < 0) {
+        return data;
+    }
+    if ((uint64_t)data > from) {
+        if ((uint64_t)data - from < size)
+            size = (uint64_t)data - from;
+        rc = zero_range(c->v, c->to, to, to + size, to + size, 0);
+        return rc ? rc : (int64_t)size;
+    }
+    int64_t hole = seek_contents(c->v, c->from, from, SEEK_HOLE, 0);
+    if (hole > (int64_t)from && (uint64_t)hole - from < size)
+        size = (uint64_t)hole - from;
+    int64_t n = file_read(c->v, c->from, c->buffer, size < COPY_PIECE ? size : COPY_PIECE, from, 0);
+    if (n > 0)
+        rc = write_contents(c->v, c->to, c->buffer, (size_t)n, to, c->flags);
+    return rc ? rc : n;
+}
+
+static int64_t copy(struct copy *c, uint64_t size)
+{
+    uint64_t done = 0;
+    int64_t n = 1;
+
+    while (done < size && n > 0) {
+        n = copy_piece(c, done, size - done);
+        if (n > 0)
+            done += (uint64_t)n;
+    }
+    return done ? (int64_t)done : n < 0 ? told_error((int)n) : 0;
+}
+
+int64_t file_copy(struct volume *v, uint64_t from, uint64_t from_offset, uint64_t to, uint64_t to_offset, uint64_t size, int flags)
+{
+    struct copy c = {.v = v, .from = from, .from_offset = from_offset, .to = to, .to_offset = to_offset, .flags = flags};
+    uint64_t source, target;
+    int64_t n;
+
+    if (v->options.read_only || groups_failed(v->groups))
+        return -EROFS;
+    if (flags & FILE_NOWAIT)
+        return -EAGAIN;
+    n = size_of(v, from, &source);
+    if (!n)
+        n = size_of(v, to, &target);            /* a file at all? */
+    if (n || from_offset >= source)
+        return n;
+    if (size > source - from_offset)
+        size = source - from_offset;
+    if (from == to && from_offset < to_offset + size && to_offset < from_offset + size)
+        return -EINVAL;
+    if (size > FILE_COPY_MAX)
+        size = FILE_COPY_MAX;
+    if (to_offset > OBJECT_MAX_SIZE - size)
+        return -EFBIG;
+    c.buffer = malloc(size < COPY_PIECE ? size : COPY_PIECE);
+    if (!c.buffer)
+        return -ENOMEM;
+    n = copy(&c, size);
+    free(c.buffer);
+    return n;
 }
 
 struct sweep {

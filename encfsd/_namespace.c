@@ -461,12 +461,14 @@ int ns_setattr(struct namespace *ns, uint64_t ino, const struct attr *values, ui
     return r;
 }
 
-int ns_statfs(struct namespace *ns, struct ns_counts *counts)
+int ns_statfs(struct namespace *ns, struct ns_counts *counts, int flags)
 {
-    int r = ns_enter(ns, 0);
+    int r = ns_enter(ns, flags);
     if (r < 0)
         return r;
-    if (ns->inode_count < 0) {
+    if (ns->inode_count < 0 && (flags & NS_NOWAIT) != 0) {
+        r = -EAGAIN;
+    } else if (ns->inode_count < 0) {
         /* The first call reads the whole table (0.1 s for a million inodes); from then on the number is kept. */
         sqlite3_stmt *stmt = statement_query(ns, SQL_INODE_COUNT, NULL, 0);
         r = statement_next(ns, stmt);

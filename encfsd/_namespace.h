@@ -108,7 +108,7 @@ int ns_listxattr(struct namespace *ns, uint64_t ino, char *buffer, size_t size, 
 int ns_removexattr(struct namespace *ns, uint64_t ino, const char *name, int flags);
 
 struct ns_counts { uint64_t inodes; };
-int ns_statfs(struct namespace *ns, struct ns_counts *counts);
+int ns_statfs(struct namespace *ns, struct ns_counts *counts, int flags);     /* the first call counts: not with NS_NOWAIT */
 
 /* Why the namespace became read-only by itself (negative errno), or 0. It does when a transaction fails that the operation did
  * not give up itself: the changes that follow return -EROFS. *torn: SQLite could not even put the pages back; then nothing of

@@ -74,6 +74,7 @@ ssize_t object_read(struct object *o, void *buffer, size_t size, uint64_t offset
 int object_write(struct object *o, const void *buffer, size_t size, uint64_t offset, int flags);
 
 int object_truncate(struct object *o, uint64_t size, int flags);                      /* both ways; growth is a hole */
+int object_extend(struct object *o, uint64_t size, int flags);  /* by a hole up to `size`; nothing if it is that long already */
 int object_punch(struct object *o, uint64_t offset, uint64_t size, int flags);        /* zeroes; size unchanged; whole nodes become holes */
 /* SEEK_DATA / SEEK_HOLE as lseek(2): offset or -ENXIO. */
 int64_t object_seek(struct object *o, uint64_t offset, int whence);

@@ -465,6 +465,16 @@ int object_truncate(struct object *o, uint64_t size, int flags)
     return rc ? rc : object_update(o, &u, flags);
 }
 
+int object_extend(struct object *o, uint64_t size, int flags)
+{
+    struct update u = {.grow = true, .size = size};
+    int rc = may_change(o);
+
+    if (rc)
+        return rc;
+    return size > OBJECT_MAX_SIZE ? -EFBIG : object_update(o, &u, flags);
+}
+
 /* Zeroes [offset, end) of an object of `size` bytes: nodes that lie in it become holes, the last one also if only bytes past the
  * end of the object remain of it. */
 static int punch(struct object *o, uint64_t offset, uint64_t end, uint64_t size, int flags)

@@ -9,7 +9,7 @@
 
 #include "_volume_internal.h"
 
-/* Each runs one operation; `nowait` chooses the flags below it. Returns the request's result. */
+/* Each runs one operation; `nowait` chooses the flags below it. Returns the request's result; -EAGAIN only with `nowait`. */
 typedef int64_t run_fn(struct volume *v, struct request *r, bool nowait);
 
 static int ns_flags(bool nowait) { return nowait ? NS_NOWAIT : 0; }
@@ -43,16 +43,20 @@ static int64_t run_getattr(struct volume *v, struct request *r, bool nowait)
 
 static int64_t run_setattr(struct volume *v, struct request *r, bool nowait)
 {
+    const uint32_t others = r->valid & ~(uint32_t)(SET_SIZE | SET_DROP_PRIVILEGES);
+    const bool resize = (r->valid & SET_SIZE) != 0;
+    const int drop = r->valid & SET_DROP_PRIVILEGES ? FILE_DROP_PRIVILEGES : 0;
     struct attr values = r->attr;
     int64_t rc = writable(v, nowait);
 
-    if (!rc && (r->valid & SET_SIZE))
-        rc = file_truncate(v, r->ino, values.size, &r->attr, file_flags(nowait));
-    if (!rc && (r->valid & ~(uint32_t)SET_SIZE)) {
-        /* A size change that is done must not be undone by coming again: from here on this thread waits. */
-        bool wait = (r->valid & SET_SIZE) != 0;
-        rc = ns_setattr(v->ns, r->ino, &values, r->valid & ~(uint32_t)SET_SIZE, &r->attr, ns_flags(nowait && !wait));
-    }
+    if (!rc && resize && others && nowait)
+        rc = -EAGAIN;                           /* a size change that is done must not be undone by coming again */
+    if (!rc && resize)
+        rc = file_truncate(v, r->ino, values.size, &r->attr, file_flags(nowait) | drop);
+    if (!rc && others)
+        rc = ns_setattr(v->ns, r->ino, &values, others, &r->attr, ns_flags(nowait));
+    if (!rc && !resize && !others)
+        rc = ns_getattr(v->ns, r->ino, &r->attr, ns_flags(nowait));
     if (rc == -EAGAIN)
         r->attr = values;                       /* the input is needed again */
     return rc;
@@ -168,7 +172,7 @@ static int64_t run_read(struct volume *v, struct request *r, bool nowait)
 
 static int64_t run_write(struct volume *v, struct request *r, bool nowait)
 {
-    int rc = file_write(v, r->ino, r->buffer, r->size, r->offset, file_flags(nowait));
+    int rc = file_write(v, r->ino, r->buffer, r->size, r->offset, (int)r->flags | file_flags(nowait));
     return rc ? rc : (int64_t)r->size;
 }
 
@@ -200,56 +204,77 @@ static int64_t run_seek(struct volume *v, struct request *r, bool nowait)
     return file_seek(v, r->ino, r->offset, (int)r->flags, file_flags(nowait));
 }
 
+/* What tells the kernel of a privileged caller for WRITE it does not tell for these: only the superuser keeps set-id bits. */
+static int drop_flags(const struct request *r) { return FILE_DIRECT | (r->caller.uid ? FILE_DROP_PRIVILEGES : 0); }
+
+static int64_t run_fallocate(struct volume *v, struct request *r, bool nowait)
+{
+    return file_fallocate(v, r->ino, r->flags, r->offset, r->size, drop_flags(r) | file_flags(nowait));
+}
+
+static int64_t run_copy(struct volume *v, struct request *r, bool nowait)
+{
+    return file_copy(v, r->ino, r->offset, r->new_parent, r->new_offset, r->size, drop_flags(r) | file_flags(nowait));
+}
+
 static int64_t run_statfs(struct volume *v, struct request *r, bool nowait)
 {
     struct ns_counts counts = {0};
-    uint64_t available, total;
-    int rc;
+    uint64_t available, free_bytes, total;
+    int rc = ns_statfs(v->ns, &counts, ns_flags(nowait));
 
-    if (nowait)
-        return -EAGAIN;                         /* counts inodes, under the namespace mutex */
-    rc = blockdir_space(v->dir, &available, &total);
     if (!rc)
-        rc = ns_statfs(v->ns, &counts);
+        rc = space_available(v, &free_bytes, nowait);
+    if (!rc)
+        rc = blockdir_space(v->dir, &available, &total);
+    if (rc)
+        return rc;
     r->statfs_blocks = total / NODE_SIZE;
-    r->statfs_free = space_available(v) / NODE_SIZE;
+    r->statfs_free = free_bytes / NODE_SIZE;
     r->statfs_inodes = counts.inodes;
-    return rc;
+    return 0;
 }
 
-enum lane { INLINE_FIRST, BARRIER };            /* BARRIER: waits for the disk by its nature, never tried inline */
+/* What an operation waits for, if it cannot be done at once. */
+enum waits {
+    DISK_READS,                                 /* the disk, or a lock that is held over reads of it: nothing else ever */
+    ROOM,                                       /* room in the store or in memory, which may take a group */
+    BARRIERS,                                   /* barriers, groups, WRITEs of this process: by its nature, never tried by the caller */
+};
 
 static const struct operation {
     run_fn *run;
-    enum lane lane;
+    enum waits waits;
 } OPERATIONS[REQ_OP_COUNT] = {
-    [REQ_LOOKUP] = {run_lookup, INLINE_FIRST},
-    [REQ_GETATTR] = {run_getattr, INLINE_FIRST},
-    [REQ_SETATTR] = {run_setattr, INLINE_FIRST},
-    [REQ_MKNOD] = {run_mknod, INLINE_FIRST},
-    [REQ_MKDIR] = {run_mkdir, INLINE_FIRST},
-    [REQ_SYMLINK] = {run_symlink, INLINE_FIRST},
-    [REQ_READLINK] = {run_readlink, INLINE_FIRST},
-    [REQ_LINK] = {run_link, INLINE_FIRST},
-    [REQ_UNLINK] = {run_unlink, INLINE_FIRST},
-    [REQ_RMDIR] = {run_rmdir, INLINE_FIRST},
-    [REQ_RENAME] = {run_rename, INLINE_FIRST},
-    [REQ_READDIR] = {run_readdir, INLINE_FIRST},
-    [REQ_SETXATTR] = {run_setxattr, INLINE_FIRST},
-    [REQ_GETXATTR] = {run_getxattr, INLINE_FIRST},
-    [REQ_LISTXATTR] = {run_listxattr, INLINE_FIRST},
-    [REQ_REMOVEXATTR] = {run_removexattr, INLINE_FIRST},
-    [REQ_READ] = {run_read, INLINE_FIRST},
-    [REQ_WRITE] = {run_write, INLINE_FIRST},
-    [REQ_FSYNC] = {run_fsync, BARRIER},
-    [REQ_FSYNCDIR] = {run_fsyncdir, BARRIER},
-    [REQ_SYNC_ALL] = {run_sync_all, BARRIER},
-    [REQ_PUNCH] = {run_punch, INLINE_FIRST},
-    [REQ_SEEK] = {run_seek, INLINE_FIRST},
-    [REQ_STATFS] = {run_statfs, INLINE_FIRST},
+    [REQ_LOOKUP] = {run_lookup, DISK_READS},
+    [REQ_GETATTR] = {run_getattr, DISK_READS},
+    [REQ_SETATTR] = {run_setattr, ROOM},
+    [REQ_MKNOD] = {run_mknod, ROOM},
+    [REQ_MKDIR] = {run_mkdir, ROOM},
+    [REQ_SYMLINK] = {run_symlink, ROOM},
+    [REQ_READLINK] = {run_readlink, DISK_READS},
+    [REQ_LINK] = {run_link, ROOM},
+    [REQ_UNLINK] = {run_unlink, ROOM},
+    [REQ_RMDIR] = {run_rmdir, ROOM},
+    [REQ_RENAME] = {run_rename, ROOM},
+    [REQ_READDIR] = {run_readdir, DISK_READS},
+    [REQ_SETXATTR] = {run_setxattr, ROOM},
+    [REQ_GETXATTR] = {run_getxattr, DISK_READS},
+    [REQ_LISTXATTR] = {run_listxattr, DISK_READS},
+    [REQ_REMOVEXATTR] = {run_removexattr, ROOM},
+    [REQ_READ] = {run_read, DISK_READS},
+    [REQ_WRITE] = {run_write, ROOM},
+    [REQ_FSYNC] = {run_fsync, BARRIERS},
+    [REQ_FSYNCDIR] = {run_fsyncdir, BARRIERS},
+    [REQ_SYNC_ALL] = {run_sync_all, BARRIERS},
+    [REQ_PUNCH] = {run_punch, ROOM},
+    [REQ_SEEK] = {run_seek, BARRIERS},
+    [REQ_STATFS] = {run_statfs, DISK_READS},
+    [REQ_FALLOCATE] = {run_fallocate, ROOM},
+    [REQ_COPY] = {run_copy, ROOM},
 };
 
-static void complete(struct volume *v, struct request *r)
+static void queue_completed(struct volume *v, struct request *r)
 {
     struct completion_queue *q = &v->completions;
     bool wake;
@@ -276,30 +301,36 @@ static void run_parked(struct job *job)
     struct volume *v = r->volume;
 
     r->result = OPERATIONS[r->op].run(v, r, false);
-    complete(v, r);
+    if (r->completed)
+        r->completed(r);
+    else
+        queue_completed(v, r);
 }
 
-int request_start(struct volume *v, struct request *r)
+static int start(struct volume *v, struct request *r, bool patient)
 {
     const struct operation *operation;
 
     atomic_fetch_add_explicit(&v->requests, 1, memory_order_relaxed);
-    if (r->op == 0 || r->op >= REQ_OP_COUNT) {
+    if (r->op == 0 || r->op >= REQ_OP_COUNT || !OPERATIONS[r->op].run) {
         r->result = -ENOSYS;
         return REQUEST_DONE;
     }
     operation = &OPERATIONS[r->op];
-    if (operation->lane == INLINE_FIRST) {
-        r->result = operation->run(v, r, true);
+    if (operation->waits != BARRIERS) {
+        r->result = operation->run(v, r, !(patient && operation->waits == DISK_READS));
         if (r->result != -EAGAIN)
             return REQUEST_DONE;
     }
     atomic_fetch_add_explicit(&v->parked, 1, memory_order_relaxed);
     r->volume = v;
     r->job = (struct job){.run = run_parked, .class = POOL_APPLICATION};
-    workers_submit(operation->lane == BARRIER ? v->barrier : v->io, &r->job);
+    workers_submit(operation->waits == BARRIERS ? v->barrier : v->io, &r->job);
     return REQUEST_PARKED;
 }
+
+int request_start(struct volume *v, struct request *r) { return start(v, r, false); }
+int request_start_patient(struct volume *v, struct request *r) { return start(v, r, true); }
 
 int request_completion_fd(struct volume *v) { return v->completions.event_fd; }
 
@@ -335,5 +366,7 @@ void request_note_writer(struct volume *v, uint64_t ino, int change)
     pthread_mutex_unlock(&inode->lock);
     ns_put_inode(v->ns, inode);
 }
+
+void request_writers_unknown(struct volume *v) { atomic_store(&v->writers_unknown, true); }
 
 void volume_set_notify_fd(struct volume *v, int fuse_fd) { atomic_store(&v->notify_fd, fuse_fd); }

@@ -72,15 +72,15 @@ int space_reserve(struct volume *v, uint64_t bytes, bool nowait)
     return promise(v, bytes);
 }
 
-uint64_t space_available(struct volume *v)
+int space_available(struct volume *v, uint64_t *available, bool nowait)
 {
-    uint64_t available = 0;
-
-    pthread_mutex_lock(&v->space.mutex);
-    if (look(v) == 0)
-        available = v->space.available;
+    if (!nowait)
+        pthread_mutex_lock(&v->space.mutex);
+    else if (pthread_mutex_trylock(&v->space.mutex))
+        return -EAGAIN;
+    *available = look(v) ? 0 : v->space.available;
     pthread_mutex_unlock(&v->space.mutex);
-    return available;
+    return 0;
 }
 
 static int promise_metadata(struct volume *v, uint64_t bytes)

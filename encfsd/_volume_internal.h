@@ -79,6 +79,7 @@ struct volume {
     struct active_row *active_rows;
     size_t active_row_count;
     _Atomic int notify_fd;                      /* /dev/fuse, -1 before the mount */
+    _Atomic bool writers_unknown;               /* any file may have dirty pages in the kernel, whatever inode->writers says */
     _Atomic uint64_t requests, parked, damaged_reads;
     struct log_queue log;
     struct space space;
@@ -105,7 +106,8 @@ void space_owe_row(struct volume *v);
 int space_restore_ballast(struct volume *v);
 /* Gives the ballast up so that a commit of object 0 can be written. Returns whether there was one. */
 bool space_spend_ballast(struct volume *v);
-uint64_t space_available(struct volume *v);
+/* What may be promised now, 0 if that cannot be found out. 0, or -EAGAIN with `nowait` while the ballast is written. */
+int space_available(struct volume *v, uint64_t *available, bool nowait);
 
 /* _state.c */
 /* Reads the newest authentic slot as the template for later writes. 0, or -EBADMSG if neither slot is authentic. */
