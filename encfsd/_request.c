@@ -300,37 +300,45 @@ static void run_parked(struct job *job)
     struct request *r = (struct request *)((char *)job - offsetof(struct request, job));
     struct volume *v = r->volume;
 
-    r->result = OPERATIONS[r->op].run(v, r, false);
+    request_carry_out(v, r);
     if (r->completed)
         r->completed(r);
     else
         queue_completed(v, r);
 }
 
-static int start(struct volume *v, struct request *r, bool patient)
+bool request_try(struct volume *v, struct request *r)
 {
-    const struct operation *operation;
-
     atomic_fetch_add_explicit(&v->requests, 1, memory_order_relaxed);
     if (r->op == 0 || r->op >= REQ_OP_COUNT || !OPERATIONS[r->op].run) {
         r->result = -ENOSYS;
-        return REQUEST_DONE;
+        return true;
     }
-    operation = &OPERATIONS[r->op];
-    if (operation->waits != BARRIERS) {
-        r->result = operation->run(v, r, !(patient && operation->waits == DISK_READS));
-        if (r->result != -EAGAIN)
-            return REQUEST_DONE;
-    }
+    if (OPERATIONS[r->op].waits == BARRIERS)
+        return false;
+    r->result = OPERATIONS[r->op].run(v, r, true);
+    return r->result != -EAGAIN;
+}
+
+bool request_waits_for_disk_only(const struct request *r) { return OPERATIONS[r->op].waits == DISK_READS; }
+
+void request_carry_out(struct volume *v, struct request *r) { r->result = OPERATIONS[r->op].run(v, r, false); }
+
+void request_park(struct volume *v, struct request *r)
+{
     atomic_fetch_add_explicit(&v->parked, 1, memory_order_relaxed);
     r->volume = v;
     r->job = (struct job){.run = run_parked, .class = POOL_APPLICATION};
-    workers_submit(operation->waits == BARRIERS ? v->barrier : v->io, &r->job);
-    return REQUEST_PARKED;
+    workers_submit(OPERATIONS[r->op].waits == BARRIERS ? v->barrier : v->io, &r->job);
 }
 
-int request_start(struct volume *v, struct request *r) { return start(v, r, false); }
-int request_start_patient(struct volume *v, struct request *r) { return start(v, r, true); }
+int request_start(struct volume *v, struct request *r)
+{
+    if (request_try(v, r))
+        return REQUEST_DONE;
+    request_park(v, r);
+    return REQUEST_PARKED;
+}
 
 int request_completion_fd(struct volume *v) { return v->completions.event_fd; }
 

@@ -52,9 +52,14 @@ enum { REQUEST_DONE = 0, REQUEST_PARKED = 1 };
 /* Starts a request. REQUEST_DONE: request->result is set. REQUEST_PARKED: it will come out of request_next_completed. */
 int request_start(struct volume *v, struct request *request);
 
-/* The same for a thread that others can stand in for: an operation that would wait for nothing but the disk, or a lock that is held
- * over reads of it, is carried out right here. What may wait for a barrier, a group or room is parked as ever. */
-int request_start_patient(struct volume *v, struct request *request);
+/* The parts of request_start, for the transport's threads. First request_try: true if it could be answered without waiting. If not,
+ * either request_carry_out, which answers it on this thread, however long that takes, or request_park. */
+bool request_try(struct volume *v, struct request *request);
+/* True if carrying it out waits for nothing but the disk, or a lock that is held over reads of it: never for a barrier, a group or
+ * room. */
+bool request_waits_for_disk_only(const struct request *request);
+void request_carry_out(struct volume *v, struct request *request);
+void request_park(struct volume *v, struct request *request);
 
 /* eventfd, readable while there are completions. Owned by the volume. */
 int request_completion_fd(struct volume *v);
