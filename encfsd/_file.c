@@ -489,16 +489,15 @@ int file_fallocate(struct volume *v, uint64_t ino, uint32_t mode, uint64_t offse
     return told_error(allocate(v, ino, mode, offset, size, flags));
 }
 
-static int64_t seek_contents(struct volume *v, uint64_t ino, uint64_t offset, int whence, int flags)
+/* Where data or a hole begins in what has been written so far. */
+static int64_t seek_contents(struct volume *v, uint64_t ino, uint64_t offset, int whence)
 {
     struct inode *inode;
-    int64_t at = acquire(v, ino, &inode, LAYOUT, flags);
+    int64_t at = acquire(v, ino, &inode, LAYOUT, 0);
 
     if (at)
         return at;
-    if (has_object(inode) && (flags & FILE_NOWAIT)) {
-        at = -EAGAIN;                           /* may have to load tree nodes */
-    } else if (has_object(inode)) {
+    if (has_object(inode)) {
         struct object *o = lend(inode);
         at = object_seek(o, offset, whence);
         give_back(inode);
@@ -513,7 +512,23 @@ static int64_t seek_contents(struct volume *v, uint64_t ino, uint64_t offset, in
 
 int64_t file_seek(struct volume *v, uint64_t ino, uint64_t offset, int whence, int flags)
 {
-    return seek_contents(v, ino, offset, whence, flags);
+    struct inode *inode;
+    int rc;
+
+    if (whence != SEEK_DATA && whence != SEEK_HOLE)
+        return -EINVAL;
+    if (offset > OBJECT_MAX_SIZE)
+        return -ENXIO;
+    if (flags & FILE_NOWAIT)
+        return -EAGAIN;
+    if (v->groups) {                            /* else nothing was ever written */
+        rc = ns_get_inode(v->ns, ino, &inode, 0);
+        if (rc)
+            return rc;
+        groups_pull_from(v->groups, inode, offset);
+        ns_put_inode(v->ns, inode);
+    }
+    return seek_contents(v, ino, offset, whence);
 }
 
 /* ---- copy_file_range: piece by piece, so that never more than one inode is locked ---- */
@@ -543,7 +558,7 @@ static int size_of(struct volume *v, uint64_t ino, uint64_t *size)
 static int64_t copy_piece(struct copy *c, uint64_t done, uint64_t size)
 {
     uint64_t from = c->from_offset + done, to = c->to_offset + done, end;
-    int64_t data = seek_contents(c->v, c->from, from, SEEK_DATA, 0), rc = 0;
+    int64_t data = seek_contents(c->v, c->from, from, SEEK_DATA), rc = 0;
 
     if (data == -ENXIO) {                       /* a hole up to the end, or the end */
         rc = size_of(c->v, c->from, &end);
@@ -559,7 +574,7 @@ static int64_t copy_piece(struct copy *c, uint64_t done, uint64_t size)
         rc = zero_range(c->v, c->to, to, to + size, to + size, 0);
         return rc ? rc : (int64_t)size;
     }
-    int64_t hole = seek_contents(c->v, c->from, from, SEEK_HOLE, 0);
+    int64_t hole = seek_contents(c->v, c->from, from, SEEK_HOLE);
     if (hole > (int64_t)from && (uint64_t)hole - from < size)
         size = (uint64_t)hole - from;
     int64_t n = file_read(c->v, c->from, c->buffer, size < COPY_PIECE ? size : COPY_PIECE, from, 0);

@@ -40,11 +40,18 @@ int groups_sync_all(struct groups *g);
  * pages, because the caller may be the very WRITE that it waits for. */
 void groups_reclaim_space(struct groups *g);
 
+/* Has the kernel hand over the dirty pages of a file from byte `offset` on, if it may have any, and drop all pages from there. Blocks
+ * until this process has answered the kernel's WRITEs, which may take a full group: from a barrier thread that holds no lock. */
+void groups_pull_from(struct groups *g, struct inode *inode, uint64_t offset);
+
 /* True if nothing of the inode waits for a group and its row names its newest root: its object may be closed. */
 bool groups_idle(struct groups *g, struct inode *inode);
 
 /* Asks for a full group soon, without waiting (dirty data above its soft limit). */
 void groups_hurry(struct groups *g);
+
+/* True while somebody waits for the kernel to hand over dirty pages. */
+bool groups_pulls_pages(struct groups *g);
 
 /* Sticky state: 0, or the errno that made the volume read-only. */
 int groups_failed(struct groups *g);

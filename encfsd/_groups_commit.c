@@ -7,35 +7,63 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Pulls the kernel's dirty pages of a file in, so that a rename never becomes durable before the contents it publishes. The
- * kernel sends WRITEs that other threads of this process answer, so no lock is held here. */
-void groups_pull_pages(struct groups *g, struct inode *inode, bool without_writers)
+/* Has the kernel hand over its dirty pages from `offset` on and drop all pages from there. It sends WRITEs that other threads of this
+ * process answer, so no lock is held here. */
+static void pull(struct groups *g, struct inode *inode, uint64_t offset)
 {
     struct {
         struct fuse_out_header header;
         struct fuse_notify_inval_inode_out inval;
     } message = {
         .header = {.len = sizeof message, .error = FUSE_NOTIFY_INVAL_INODE, .unique = 0},
-        .inval = {.ino = inode->ino, .off = 0, .len = 0},
+        .inval = {.ino = inode->ino, .off = (int64_t)offset, .len = 0},         /* 0: to the end */
     };
-    int fd = atomic_load(&g->v->notify_fd);
+
+    if (write(atomic_load(&g->v->notify_fd), &message, sizeof message) < 0 && errno != ENOENT)
+        volume_log(g->v, "inode %llu: the kernel did not hand over its dirty pages: %s",
+                   (unsigned long long)inode->ino, strerror(errno));
+}
+
+/* The kernel may hold dirty pages that this process has not seen. */
+static bool may_be_written(struct groups *g, struct inode *inode)
+{
     uint32_t writers;
 
     pthread_mutex_lock(&inode->lock);
     writers = inode->writers;
     pthread_mutex_unlock(&inode->lock);
-    if (fd < 0 || (writers == 0 && !without_writers))
+    return writers > 0 || atomic_load(&g->v->writers_unknown);
+}
+
+/* So that a rename never becomes durable before the contents it publishes. */
+void groups_pull_pages(struct groups *g, struct inode *inode, bool without_writers)
+{
+    if (atomic_load(&g->v->notify_fd) < 0 || (!without_writers && !may_be_written(g, inode)))
         return;
     pthread_mutex_lock(&g->mutex);
     g->waiting_for_kernel = true;
     pthread_cond_broadcast(&g->progress);       /* WRITEs that wait for space: what the kernel waits for may be one of them */
     pthread_mutex_unlock(&g->mutex);
-    if (write(fd, &message, sizeof message) < 0 && errno != ENOENT)
-        volume_log(g->v, "inode %llu: the kernel did not hand over its dirty pages: %s",
-                   (unsigned long long)inode->ino, strerror(errno));
+    pull(g, inode, 0);
     pthread_mutex_lock(&g->mutex);
     g->waiting_for_kernel = false;
     pthread_mutex_unlock(&g->mutex);
+}
+
+<<<<<<< /work/main/encfsd/_groups_commit.c
+bool groups_pulls_pages(struct groups *g)
+{
+    pthread_mutex_lock(&g->mutex);
+    bool pulls = g->waiting_for_kernel;
+    pthread_mutex_unlock(&g->mutex);
+    return pulls;
+=======
+/* No group waits for this one, so that a WRITE that it waits for may wait for a group. */
+void groups_pull_from(struct groups *g, struct inode *inode, uint64_t offset)
+{
+    if (atomic_load(&g->v->notify_fd) >= 0 && may_be_written(g, inode))
+        pull(g, inode, offset);
+>>>>>>> encfsd/_groups_commit.c
 }
 
 bool groups_take_stale(struct inode *inode)

@@ -54,7 +54,8 @@ struct groups {
     pthread_mutex_t mutex;      /* guards everything below and the inode fields that _inode.h says; only shard locks (references) are taken under it */
     pthread_cond_t wake;        /* the group thread: something to do */
     pthread_cond_t progress;    /* everybody else: a group or a commit ended */
-    bool stopping, hurry, waiting_for_kernel;
+    bool stopping, hurry;
+    bool waiting_for_kernel;    /* the running group pulls pages in; what others pull in no group waits for */
     uint64_t full_begun, full_ended;        /* full groups */
     int failed;                 /* sticky: the errno that made the volume read-only */
     int last_result;
@@ -81,7 +82,8 @@ void groups_run(struct groups *g, struct waiter *waiters, bool full, bool last);
 
 /* ---- _groups_commit.c ---- */
 
-/* Has the kernel hand over its dirty pages of a file, and drop all of them. Blocks until other threads have answered its WRITEs. */
+/* For a group: has the kernel hand over its dirty pages of a file, if it may have any or `without_writers`, and drop all of them. Blocks
+ * until other threads have answered its WRITEs. */
 void groups_pull_pages(struct groups *g, struct inode *inode, bool without_writers);
 /* Whether the kernel's pages show what could not be stored; answered once. */
 bool groups_take_stale(struct inode *inode);

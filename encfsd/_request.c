@@ -377,4 +377,6 @@ void request_note_writer(struct volume *v, uint64_t ino, int change)
 
 void request_writers_unknown(struct volume *v) { atomic_store(&v->writers_unknown, true); }
 
+bool volume_pulls_pages(struct volume *v) { return v->groups && groups_pulls_pages(v->groups); }
+
 void volume_set_notify_fd(struct volume *v, int fuse_fd) { atomic_store(&v->notify_fd, fuse_fd); }

@@ -80,4 +80,7 @@ void request_writers_unknown(struct volume *v);
  * -1 until a mount exists. */
 void volume_set_notify_fd(struct volume *v, int fuse_fd);
 
+/* True while somebody waits for the kernel to hand over dirty pages: the WRITEs must be answered until that is over. */
+bool volume_pulls_pages(struct volume *v);
+
 #endif

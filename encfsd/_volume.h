@@ -72,4 +72,7 @@ int volume_set_value(struct volume *v, const char *key, const void *value, size_
 /* Log lines of the data plane, oldest first: copies one NUL-terminated line, returns false if there is none. Never names. */
 bool volume_next_log_line(struct volume *v, char *line, size_t size);
 
+/* Nanoseconds of CLOCK_REALTIME. */
+int64_t clock_realtime_ns(void);
+
 #endif

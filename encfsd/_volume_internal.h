@@ -120,7 +120,4 @@ int state_write(struct volume *v, const struct object_record *record, bool clean
 /* _file.c: closes objects of clean, unused inodes when too many are open. */
 void file_close_idle_objects(struct volume *v);
 
-/* Nanoseconds of CLOCK_REALTIME. */
-int64_t clock_realtime_ns(void);
-
 #endif
