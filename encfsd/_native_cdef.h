@@ -41,9 +41,19 @@ struct pool_kind_stats {
     uint64_t takes, gives, hits, misses, misses_live, evictions, in_use, high_water, bytes;
 };
 struct pool_stats {
-    uint64_t capacity, capacity_bytes, in_use, high_water;
+    uint64_t capacity, capacity_bytes, max_bytes, draining, in_use, high_water, refused, wiped;
+    uint32_t strategy, overflow;
     struct pool_kind_stats kind[2];
 };
+#define POOL_BUCKETS ...
+struct pool_queue_stats {
+    uint64_t depth, high_water, waits, expired, total_ns;
+    uint64_t wait[...];
+};
+uint64_t pool_bucket_ns(unsigned bucket);
+enum pool_strategy { POOL_POOLING, POOL_POOLING_COW, POOL_MALLOC, ... };
+enum pool_overflow { POOL_OVERFLOW_MALLOC, POOL_OVERFLOW_WAIT, POOL_OVERFLOW_EVICT_ONLY, ... };
+typedef void pool_progress_fn(void *arg, uint64_t done, uint64_t total);
 
 /* ---- _seal.h ---- */
 
@@ -62,7 +72,12 @@ struct volume_options {
     uint8_t volume_id[16];
     uint8_t p[32];
     bool read_only;
-    uint64_t free_list_bytes;
+    uint64_t free_list_bytes, free_list_max_bytes;
+    enum pool_strategy free_list_strategy;
+    enum pool_overflow free_list_overflow;
+    bool free_list_prefault, free_list_hugepages, free_list_lock;
+    pool_progress_fn *free_list_progress;
+    void *free_list_progress_arg;
     uint32_t io_threads, barrier_threads;
     uint32_t group_interval_ms;
     uint64_t dirty_limit_bytes;
@@ -95,6 +110,8 @@ int volume_open(struct volume **v, const struct volume_options *options, struct 
                 char *message, size_t message_size);
 int volume_close(struct volume *v);
 void volume_stats(struct volume *v, struct volume_stats *stats);
+int volume_resize_free_list(struct volume *v, uint64_t bytes);
+void volume_queue_stats(struct volume *v, struct pool_queue_stats stats[3]);
 int volume_verify(struct volume *v, void (*progress)(void *arg, uint64_t nodes, uint64_t total),
                   void (*damaged)(void *arg, const char *path, uint64_t offset, uint64_t bytes), void *arg,
                   const volatile int *stop);
@@ -167,7 +184,12 @@ void keyring_destroy(struct keyring *ring);
 struct pool;
 struct node;
 typedef bool pool_evict_fn(struct node *node);
-int pool_create(struct pool **pool, size_t bytes, size_t reserve_nodes, pool_evict_fn *evict);
+struct pool_options {
+    size_t bytes, reserve_nodes;
+    pool_evict_fn *evict;
+    ...;
+};
+int pool_create(struct pool **pool, const struct pool_options *options, char *reason, size_t reason_size);
 size_t pool_destroy(struct pool *pool);
 void pool_stats(struct pool *pool, struct pool_stats *stats);
 int pool_audit(struct pool *pool);

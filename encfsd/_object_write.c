@@ -254,7 +254,7 @@ static int patch_load(struct object *o, struct patch *p)
 static int take_spares(struct object *o, struct update *u)
 {
     for (int i = 0; i < u->patches; i++)
-        if (!(u->patch[i].spare = pool_take(o->env->pool, POOL_DATA, POOL_APPLICATION)))
+        if (pool_take(o->env->pool, POOL_DATA, POOL_APPLICATION, false, &u->patch[i].spare))
             return -ENOMEM;
     return 0;
 }
@@ -368,8 +368,7 @@ static int throttle(struct object *o, size_t nodes, int flags)
 static int copy_fresh(struct object *o, const uint8_t *buffer, size_t n, struct node **fresh)
 {
     for (size_t i = 0; i < n; i++) {
-        fresh[i] = pool_take(o->env->pool, POOL_DATA, POOL_APPLICATION);
-        if (!fresh[i])
+        if (pool_take(o->env->pool, POOL_DATA, POOL_APPLICATION, false, &fresh[i]))
             return -ENOMEM;
         memcpy(fresh[i]->page, buffer + i * NODE_SIZE, NODE_SIZE);
     }

@@ -496,10 +496,13 @@ struct node *pool_take_cached(struct pool *pool, enum pool_kind kind, enum pool_
     return take(pool, kind, class);
 }
 
-struct node *pool_take(struct pool *pool, enum pool_kind kind, enum pool_class class)
+int pool_take(struct pool *pool, enum pool_kind kind, enum pool_class class, bool may_wait, struct node **node)
 {
-    struct node *node = take(pool, kind, class);
-    return node ? node : overflow_take(pool, kind);
+    (void)may_wait;
+    *node = take(pool, kind, class);
+    if (!*node)
+        *node = overflow_take(pool, kind);
+    return *node ? 0 : -ENOMEM;
 }
 
 /* There is no room in the magazine, or the reserve comes first. */
@@ -589,8 +592,12 @@ static void arena_destroy(struct pool *pool)
         munmap(pool->node, descriptor_bytes(pool->capacity));
 }
 
-int pool_create(struct pool **out, size_t bytes, size_t reserve_nodes, pool_evict_fn *evict)
+int pool_create(struct pool **out, const struct pool_options *options, char *reason, size_t reason_size)
 {
+    size_t bytes = options->bytes, reserve_nodes = options->reserve_nodes;
+    pool_evict_fn *evict = options->evict;
+    if (reason && reason_size)
+        reason[0] = 0;
     size_t capacity = bytes / (NODE_SIZE + sizeof(struct node));
     if (capacity && footprint(capacity) > bytes)    /* the descriptors' last page is not full */
         capacity--;
@@ -717,4 +724,20 @@ int pool_audit(struct pool *pool)
     pthread_mutex_unlock(&pool->lock);
     free(seen);
     return sound ? 0 : -EUCLEAN;
+}
+
+int pool_resize(struct pool *pool, size_t bytes)
+{
+    return bytes == footprint(pool->capacity) ? 0 : -ERANGE;
+}
+
+void pool_queue_stats(struct pool *pool, struct pool_queue_stats stats[POOL_CLASSES])
+{
+    (void)pool;
+    memset(stats, 0, POOL_CLASSES * sizeof *stats);
+}
+
+uint64_t pool_bucket_ns(unsigned bucket)
+{
+    return bucket < 4 ? bucket : (uint64_t)(4 + bucket % 4) << (bucket / 4 - 1);
 }

@@ -320,9 +320,9 @@ static int replace_data(struct fold *f, uint64_t index, const struct entry *old)
 static int build_node(struct fold *f, unsigned level, uint64_t index, const struct delta_entry *change, size_t n,
                       struct changes *out)
 {
-    struct node *node = pool_take(f->o->env->pool, POOL_TREE, POOL_COMMIT);
+    struct node *node;
 
-    if (!node)
+    if (pool_take(f->o->env->pool, POOL_TREE, POOL_COMMIT, false, &node))
         return -ENOMEM;
     struct tree_node *page = node->page;
     int rc = start_node(f, level, index, page);

@@ -42,6 +42,29 @@ static uint64_t descriptor_limit(void)
     return limit.rlim_cur == RLIM_INFINITY ? 1 << 20 : limit.rlim_cur - 2 * DESCRIPTORS_KEPT;
 }
 
+static int open_pool(struct volume *v, char *message, size_t size)
+{
+    const struct volume_options *o = &v->options;
+    char reason[LOG_LINE_SIZE];
+    struct pool_options options = {
+        .bytes = o->free_list_bytes, .max_bytes = o->free_list_max_bytes, .reserve_nodes = POOL_RESERVE_NODES,
+        .strategy = o->free_list_strategy, .overflow = o->free_list_overflow, .prefault = o->free_list_prefault,
+        .hugepages = o->free_list_hugepages, .lock = o->free_list_lock, .evict = object_evict,
+        .progress = o->free_list_progress, .progress_arg = o->free_list_progress_arg,
+    };
+    int rc = pool_create(&v->pool, &options, reason, sizeof reason);
+
+    if (rc == -EPERM)
+        return fail(message, size, rc, "the free list of %llu bytes cannot be locked: raise the limit of locked memory "
+                    "(ulimit -l, LimitMEMLOCK=)", (unsigned long long)o->free_list_bytes);
+    if (rc)
+        return fail(message, size, rc, "the free list of %llu bytes cannot be allocated: %s",
+                    (unsigned long long)o->free_list_bytes, strerror(-rc));
+    if (reason[0])
+        volume_log(v, "free list: %s", reason);
+    return 0;
+}
+
 /* Everything below objects. On error volume_free cleans up. */
 static int open_base(struct volume *v, const struct volume_options *options, char *message, size_t size)
 {
@@ -63,10 +86,9 @@ static int open_base(struct volume *v, const struct volume_options *options, cha
     if (rc)
         return fail(message, size, rc, rc == -EPERM ? "memory for keys cannot be locked: raise the limit of locked memory "
                     "(ulimit -l, LimitMEMLOCK=)" : "the keys cannot be set up: %s", strerror(-rc));
-    rc = pool_create(&v->pool, options->free_list_bytes, POOL_RESERVE_NODES, object_evict);
+    rc = open_pool(v, message, size);
     if (rc)
-        return fail(message, size, rc, "the free list of %llu bytes cannot be allocated: %s",
-                    (unsigned long long)options->free_list_bytes, strerror(-rc));
+        return rc;
     rc = workers_create(&v->io, options->io_threads);
     if (!rc)
         rc = workers_create(&v->barrier, options->barrier_threads);
@@ -550,6 +572,10 @@ int volume_close(struct volume *v)
 }
 
 /* ---- stats, values ---- */
+
+int volume_resize_free_list(struct volume *v, uint64_t bytes) { return pool_resize(v->pool, bytes); }
+
+void volume_queue_stats(struct volume *v, struct pool_queue_stats stats[POOL_CLASSES]) { pool_queue_stats(v->pool, stats); }
 
 void volume_stats(struct volume *v, struct volume_stats *stats)
 {

@@ -19,6 +19,12 @@ struct volume_options {
     uint8_t p[KEY_SIZE];                /* the volume's pseudo-random key; copied into locked memory, wipe it afterwards */
     bool read_only;                     /* writes nothing at all, not even an epoch */
     uint64_t free_list_bytes;           /* 0: only the reserve */
+    uint64_t free_list_max_bytes;       /* and what follows: struct pool_options */
+    enum pool_strategy free_list_strategy;
+    enum pool_overflow free_list_overflow;
+    bool free_list_prefault, free_list_hugepages, free_list_lock;
+    pool_progress_fn *free_list_progress;       /* called by the thread in volume_open or volume_resize_free_list */
+    void *free_list_progress_arg;
     uint32_t io_threads, barrier_threads; /* 8 and 4 */
     uint32_t group_interval_ms;         /* 5000 */
     uint64_t dirty_limit_bytes;
@@ -57,6 +63,11 @@ struct volume_stats {
     bool read_only, failed;
 };
 void volume_stats(struct volume *v, struct volume_stats *stats);
+
+/* Changes the size of the free list while the volume is used: pool_resize. */
+int volume_resize_free_list(struct volume *v, uint64_t bytes);
+/* Who waits for the free list, by class: pool_queue_stats. Takes no lock. */
+void volume_queue_stats(struct volume *v, struct pool_queue_stats stats[POOL_CLASSES]);
 
 /* Verify: reads and authenticates everything of a volume opened read_only. Calls are made from the calling thread.
  * progress: nodes done since the last call, total estimate. damaged: path (NUL-terminated), first bad byte, bytes lost.

@@ -80,9 +80,16 @@ class Environment:
             self._struct.pool = _made(
                 "struct pool *",
                 lib.pool_create,
-                free_list_bytes,
-                _RESERVE_NODES,
-                ffi.addressof(lib, "object_evict"),
+                ffi.new(
+                    "struct pool_options *",
+                    {
+                        "bytes": free_list_bytes,
+                        "reserve_nodes": _RESERVE_NODES,
+                        "evict": ffi.addressof(lib, "object_evict"),
+                    },
+                ),
+                ffi.NULL,
+                0,
             )
             if threads:
                 self._struct.workers = _made("struct workers *", lib.workers_create, threads)

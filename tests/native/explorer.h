@@ -49,6 +49,7 @@ static inline bool explorer_begin(enum memory memory)
     static const uint8_t volume[ID_SIZE] = {7}, key[KEY_SIZE] = {42};
     static bool ready;
     const char *mode = getenv("ENCFSD_EXPLORE");
+    const struct pool_options list = {.bytes = memory == TIGHT ? 0 : 2 << 20, .reserve_nodes = 8, .evict = object_evict};
     char reason[200];
 
     if (!ready && !CHECK_EQ(seal_setup(SEAL_AUTO, reason, sizeof reason), 0))
@@ -57,7 +58,7 @@ static inline bool explorer_begin(enum memory memory)
     memset(&x, 0, sizeof x);
     x.thorough = mode && strcmp(mode, "long") == 0;
     disk_hooks();
-    if (!CHECK_EQ(pool_create(&x.pool, memory == TIGHT ? 0 : 2 << 20, 8, object_evict), 0) || !CHECK_EQ(keyring_create(&x.ring, volume, key), 0))
+    if (!CHECK_EQ(pool_create(&x.pool, &list, NULL, 0), 0) || !CHECK_EQ(keyring_create(&x.ring, volume, key), 0))
         return false;
     watched = &x.crash.screen;
     return place_open(&x.work, x.pool, x.ring, memory == CACHING) && place_open(&x.crash, x.pool, x.ring, memory == CACHING);

@@ -29,6 +29,9 @@ struct fixture {
 struct pool_size {
     size_t bytes, reserve;
 };
+/* Of the pools that fixture_open makes. */
+static enum pool_strategy fixture_strategy;
+static enum pool_overflow fixture_overflow;
 static const struct pool_size ROOMY = {64 << 20, 64}, HANDFUL = {0, 8}, NOTHING = {0, 0};
 
 /* An environment with one new object, in epoch 1. */
@@ -36,6 +39,8 @@ static inline bool fixture_open(struct fixture *f, struct pool_size pool, unsign
 {
     static const uint8_t volume[ID_SIZE] = {7}, key[KEY_SIZE] = {42};
     static bool ready;
+    const struct pool_options options = {.bytes = pool.bytes, .reserve_nodes = pool.reserve, .strategy = fixture_strategy,
+                                         .overflow = fixture_overflow, .evict = object_evict};
     char reason[200];
     struct keyring *ring;
 
@@ -50,7 +55,7 @@ static inline bool fixture_open(struct fixture *f, struct pool_size pool, unsign
     snprintf(f->file, sizeof f->file, "%s/objects/ab/0102030405060708090a0b0c0d0e0f", f->directory);
     int fd = open(f->directory, O_RDONLY | O_DIRECTORY);
     bool fine = CHECK_EQ(blockdir_open(&f->env.dir, fd, false), 0)
-                && CHECK_EQ(pool_create(&f->env.pool, pool.bytes, pool.reserve, object_evict), 0)
+                && CHECK_EQ(pool_create(&f->env.pool, &options, NULL, 0), 0)
                 && CHECK_EQ(keyring_create(&ring, volume, key), 0)
                 && (threads == 0 || CHECK_EQ(workers_create(&f->env.workers, threads), 0))
                 && CHECK_EQ(random_bytes(f->env.instance, ID_SIZE), 0);

@@ -69,11 +69,23 @@ static int spy_munmap(void *p, size_t n, bool slots)
 
 enum { NODE_COST = NODE_SIZE + sizeof(struct node) };
 
+static int create(struct pool **pool, size_t bytes, size_t reserve, pool_evict_fn *evict)
+{
+    const struct pool_options options = {.bytes = bytes, .reserve_nodes = reserve, .evict = evict};
+    return pool_create(pool, &options, NULL, 0);
+}
+
+static struct node *take_one(struct pool *pool, enum pool_kind kind, enum pool_class class)
+{
+    struct node *node;
+    return pool_take(pool, kind, class, false, &node) ? NULL : node;
+}
+
 static struct pool *new_pool(size_t capacity, size_t reserve, pool_evict_fn *evict)
 {
     struct pool *pool;
     struct pool_stats stats;
-    CHECK(pool_create(&pool, footprint(capacity), reserve, evict) == 0);
+    CHECK(create(&pool, footprint(capacity), reserve, evict) == 0);
     pool_stats(pool, &stats);
     CHECK(stats.capacity == (capacity > reserve ? capacity : reserve));
     return pool;
@@ -92,7 +104,7 @@ TEST(budget_covers_slots_and_descriptors)
 {
     for (size_t bytes = 0; bytes < 70 * NODE_SIZE; bytes += 256) {
         struct pool *pool;
-        CHECK(pool_create(&pool, bytes, 0, NULL) == 0);
+        CHECK(create(&pool, bytes, 0, NULL) == 0);
         struct pool_stats stats = stats_of(pool);
         CHECK(stats.capacity_bytes <= bytes);
         CHECK(footprint(stats.capacity + 1) > bytes);
@@ -101,8 +113,8 @@ TEST(budget_covers_slots_and_descriptors)
     CHECK(footprint(1) == 2 * NODE_SIZE);
     CHECK(footprint(57) == 57 * NODE_SIZE + 2 * NODE_SIZE || sizeof(struct node) != 72);
     struct pool *pool;
-    CHECK(pool_create(&pool, 0, SIZE_MAX, NULL) == -ENOMEM);
-    CHECK(pool_create(&pool, SIZE_MAX, 0, NULL) == -ENOMEM);
+    CHECK(create(&pool, 0, SIZE_MAX, NULL) == -ENOMEM);
+    CHECK(create(&pool, SIZE_MAX, 0, NULL) == -ENOMEM);
     CHECK(pool_destroy(NULL) == 0);
 }
 
@@ -164,11 +176,11 @@ TEST(small_pools)
                 CHECK((node[n] = pool_take_cached(pool, POOL_DATA, n % 2 ? POOL_APPLICATION : POOL_BACKGROUND)));
             CHECK(!pool_take_cached(pool, POOL_DATA, POOL_APPLICATION));
             CHECK(!pool_take_cached(pool, POOL_DATA, POOL_BACKGROUND));
-            CHECK((node[43] = pool_take(pool, POOL_TREE, POOL_APPLICATION)) && node[43]->overflow);
+            CHECK((node[43] = take_one(pool, POOL_TREE, POOL_APPLICATION)) && node[43]->overflow);
             for (; n < capacity; n++)
-                CHECK((node[n] = pool_take(pool, POOL_TREE, POOL_COMMIT)) && !node[n]->overflow);
+                CHECK((node[n] = take_one(pool, POOL_TREE, POOL_COMMIT)) && !node[n]->overflow);
             CHECK(!pool_take_cached(pool, POOL_TREE, POOL_COMMIT));
-            CHECK((node[n] = pool_take(pool, POOL_TREE, POOL_COMMIT)) && node[n]->overflow);
+            CHECK((node[n] = take_one(pool, POOL_TREE, POOL_COMMIT)) && node[n]->overflow);
             node[n + 1] = node[43];
 
             struct pool_stats stats = stats_of(pool);
@@ -259,7 +271,7 @@ TEST(against_model)
             bool grow = (step / 500) % 2 == 0;
             if (n < 160 && (rand_r(&seed) % 4 != 0) == grow) {
                 unsigned kind = rand_r(&seed) % 2;
-                struct node *node = pool_take(pool, kind, POOL_COMMIT);
+                struct node *node = take_one(pool, kind, POOL_COMMIT);
                 CHECK(node && node->taken && node->kind == kind && !node->owner && !node->pins && !node->referenced);
                 CHECK(node->overflow == (slots == capacity));
                 for (size_t i = 0; i < n; i++)
@@ -436,7 +448,7 @@ TEST(eviction_finds_the_clean_among_the_dirty)
     struct object *o = new_owner();
     struct node **dirty = malloc(capacity * sizeof *dirty);
     for (size_t i = 0; i < capacity - 1; i++)
-        dirty[i] = pool_take(pool, POOL_DATA, POOL_APPLICATION);
+        dirty[i] = take_one(pool, POOL_DATA, POOL_APPLICATION);
     struct node *clean = cache_one(pool, o, 0);
     struct node *found = NULL;
     for (int i = 0; i < 4 && !found; i++)           /* each try looks at one stretch and moves on */
@@ -458,7 +470,7 @@ TEST(eviction_serves_the_reserve_first)
     struct object *o = new_owner();
     for (int i = 0; i < 4; i++)
         cache_one(pool, o, 0);
-    struct node *commit[2] = {pool_take(pool, POOL_TREE, POOL_COMMIT), pool_take(pool, POOL_TREE, POOL_COMMIT)};
+    struct node *commit[2] = {take_one(pool, POOL_TREE, POOL_COMMIT), take_one(pool, POOL_TREE, POOL_COMMIT)};
     struct node *app = pool_take_cached(pool, POOL_DATA, POOL_APPLICATION);     /* evicts three: two are the reserve's */
     CHECK(app != NULL);
     CHECK_EQ(stats_of(pool).kind[POOL_DATA].evictions, 3);
@@ -481,7 +493,7 @@ struct idler {
 static void *idle_with_a_full_magazine(void *arg)
 {
     struct idler *idler = arg;
-    pool_give(idler->pool, pool_take(idler->pool, POOL_DATA, POOL_APPLICATION));
+    pool_give(idler->pool, take_one(idler->pool, POOL_DATA, POOL_APPLICATION));
     pthread_barrier_wait(&idler->warm);
     pthread_barrier_wait(&idler->leave);
     return NULL;
@@ -606,7 +618,7 @@ static void *stress(void *arg)
             own = new_owner();
         } else if (dice < 10) {
             enum pool_class class = (enum pool_class)(rand_r(&s->seed) % POOL_CLASSES);
-            struct node *node = pool_take(s->pool, dice % POOL_KINDS, class);
+            struct node *node = take_one(s->pool, dice % POOL_KINDS, class);
             node->level = (uint8_t)(dice % 3);
             *(struct node **)node->page = node;
             s->overflows += node->overflow;
@@ -669,7 +681,7 @@ TEST(creation_fails_cleanly)
     long n = 0;
     for (int result = -ENOMEM; result; n++) {
         atomic_store(&calls_left, n);
-        result = pool_create(&pool, bytes, 2, NULL);
+        result = create(&pool, bytes, 2, NULL);
         atomic_store(&calls_left, -1);
         CHECK(result == 0 || (result == -ENOMEM && pool == NULL));
     }
@@ -686,10 +698,10 @@ TEST(no_memory_while_in_use)
         struct node *node[4];
         for (int i = 0; i < 4; i++) {
             atomic_store(&calls_left, n);
-            CHECK((node[i] = pool_take(pool, POOL_DATA, POOL_COMMIT)) != NULL);
+            CHECK((node[i] = take_one(pool, POOL_DATA, POOL_COMMIT)) != NULL);
         }
         atomic_store(&calls_left, 0);
-        CHECK(pool_take(pool, POOL_DATA, POOL_COMMIT) == NULL);
+        CHECK(take_one(pool, POOL_DATA, POOL_COMMIT) == NULL);
         for (int i = 0; i < 4; i++) {
             atomic_store(&calls_left, n);
             pool_give(pool, node[i]);
@@ -713,7 +725,7 @@ TEST(secrets_are_wiped)
     struct pool *pool = new_pool(2, 0, NULL);
     struct node *node[3];
     for (int i = 0; i < 3; i++) {
-        node[i] = pool_take(pool, POOL_DATA, POOL_COMMIT);
+        node[i] = take_one(pool, POOL_DATA, POOL_COMMIT);
         memset(node[i]->page, 's', NODE_SIZE);
     }
     CHECK(node[2]->overflow);
@@ -730,7 +742,7 @@ TEST(secrets_are_wiped)
 TEST(audit_notices)
 {
     struct pool *pool = new_pool(8, 0, NULL);
-    struct node *node = pool_take(pool, POOL_DATA, POOL_COMMIT), *other = pool_take(pool, POOL_DATA, POOL_COMMIT);
+    struct node *node = take_one(pool, POOL_DATA, POOL_COMMIT), *other = take_one(pool, POOL_DATA, POOL_COMMIT);
     struct magazine *m = pool->magazines;
     CHECK_EQ(pool_audit(pool), 0);
 
