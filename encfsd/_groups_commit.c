@@ -50,20 +50,19 @@ void groups_pull_pages(struct groups *g, struct inode *inode, bool without_write
     pthread_mutex_unlock(&g->mutex);
 }
 
-<<<<<<< /work/main/encfsd/_groups_commit.c
 bool groups_pulls_pages(struct groups *g)
 {
     pthread_mutex_lock(&g->mutex);
     bool pulls = g->waiting_for_kernel;
     pthread_mutex_unlock(&g->mutex);
     return pulls;
-=======
+}
+
 /* No group waits for this one, so that a WRITE that it waits for may wait for a group. */
 void groups_pull_from(struct groups *g, struct inode *inode, uint64_t offset)
 {
     if (atomic_load(&g->v->notify_fd) >= 0 && may_be_written(g, inode))
         pull(g, inode, offset);
->>>>>>> encfsd/_groups_commit.c
 }
 
 bool groups_take_stale(struct inode *inode)
