@@ -41,7 +41,9 @@ struct inode {
     bool content_dirty;             /* content newer than the row */
     bool attr_dirty;                /* size, blocks or times newer than the row (lazily written by groups) */
     bool no_default_acl;            /* a directory known to have none; guarded by the namespace mutex */
-    bool deleted;                   /* nlink 0 for good: the row goes when lookups and refs are gone */
+    bool no_xattrs;                 /* known to have none, ACLs included; changed under the namespace mutex only */
+    bool deleted;                   /* nlink 0: the row goes when lookups and refs are gone */
+    bool linkable;                  /* deleted, but may still get its first name (ns_tmpfile) */
     struct object *object;          /* NULL: contents in the row, or object not opened yet */
     uint8_t object_id[ID_SIZE];     /* all zero: the file has no object */
     bool has_record;                /* the row holds a record of the object */

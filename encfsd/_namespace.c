@@ -384,17 +384,17 @@ static uint32_t without_privileges(uint32_t mode)
 }
 
 /* The part of a setattr that is a transaction: `new` holds mode, uid, gid and ctime to be. */
-static int write_owner(struct namespace *ns, const struct attr *new, uint32_t valid)
+static int write_owner(struct namespace *ns, struct inode *inode, const struct attr *new, uint32_t valid)
 {
-    static const char capability[] = "security.capability";
+    bool no_xattrs = xattrs_known_none(inode);
     int r = transaction_begin(ns);
     if (r < 0)
         return r;
     r = RUN(ns, SQL_INODE_OWNER, INT(new->mode), INT(new->uid), INT(new->gid), INT(new->ctime), INT(new->ino));
-    if (r == 0 && (valid & SET_MODE) != 0)
+    if (r == 0 && (valid & SET_MODE) != 0 && !no_xattrs)
         r = acl_follow_mode(ns, new->ino, new->mode);
-    if (r == 0 && (valid & (SET_UID | SET_GID)) != 0 && !S_ISDIR(new->mode))
-        r = RUN(ns, SQL_XATTR_DELETE, INT(new->ino), BLOB(capability, sizeof capability - 1));
+    if (r == 0 && (valid & (SET_UID | SET_GID)) != 0 && !S_ISDIR(new->mode) && !no_xattrs)
+        r = capability_delete(ns, new->ino);
     return transaction_end(ns, r);
 }
 
@@ -417,7 +417,7 @@ static int set_attributes(struct namespace *ns, struct inode *inode, const struc
     if (ns->read_only || atomic_load(&ns->failed) != 0)
         return -EROFS;
     if (owner) {
-        int r = write_owner(ns, &new, valid);
+        int r = write_owner(ns, inode, &new, valid);
         if (r < 0)
             return r;
     }
@@ -458,6 +458,58 @@ int ns_setattr(struct namespace *ns, uint64_t ino, const struct attr *values, ui
         core_put(ns, inode);
     }
     ns_leave(ns);
+    return r;
+}
+
+/* The mode without what a write takes. */
+static uint32_t mode_after_write(uint32_t mode, bool capability_only)
+{
+    return capability_only ? mode : without_privileges(mode);
+}
+
+/* Mode and attributes change under the mutex only, so that what is found here stays true until it is written. */
+static int drop_privileges(struct namespace *ns, struct inode *inode, bool capability_only)
+{
+    struct attr attr = core_attr(inode);
+    uint32_t mode = mode_after_write(attr.mode, capability_only);
+    int capability = capability_find(ns, inode);
+    if (capability < 0 || (capability == 0 && mode == attr.mode))
+        return capability;
+
+    int64_t now = time_now();
+    int r = transaction_begin(ns);
+    if (r < 0)
+        return r;
+    r = RUN(ns, SQL_INODE_OWNER, INT(mode), INT(attr.uid), INT(attr.gid), INT(now), INT(attr.ino));
+    if (r == 0 && capability != 0)
+        r = capability_delete(ns, attr.ino);
+    r = transaction_end(ns, r);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&inode->lock);
+    inode->attr.mode = mode;
+    pthread_mutex_unlock(&inode->lock);
+    core_changed(ns, inode, 0, CORE_ROW, now);
+    return 0;
+}
+
+int ns_drop_privileges(struct namespace *ns, uint64_t ino, bool capability_only, int flags)
+{
+    struct inode *inode;
+    int r = ns_get_inode(ns, ino, &inode, flags);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&inode->lock);
+    uint32_t mode = inode->attr.mode;
+    bool nothing = !S_ISREG(mode) || (inode->no_xattrs && mode_after_write(mode, capability_only) == mode);
+    pthread_mutex_unlock(&inode->lock);
+    if (!nothing)
+        r = ns_enter(ns, flags);
+    if (!nothing && r == 0) {
+        r = drop_privileges(ns, inode, capability_only);
+        ns_leave(ns);
+    }
+    ns_put_inode(ns, inode);
     return r;
 }
 

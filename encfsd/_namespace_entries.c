@@ -92,11 +92,12 @@ int directory_links(struct namespace *ns, const struct attr *dir, int64_t links,
 /* ---- create ---- */
 
 struct creation {
-    const char *name;
+    const char *name;           /* NULL: none (ns_tmpfile) */
     size_t len;
     uint32_t mode, rdev;
     const char *target;         /* of a symbolic link */
     size_t target_len;
+    bool linkable;              /* without a name, but may get one */
     const struct ns_caller *caller;
 };
 
@@ -111,15 +112,15 @@ static int write_creation(struct namespace *ns, const struct creation *c, const 
     if (reserve != 0)
         r = RUN(ns, SQL_VALUE_PUT, TEXT(VALUE_NEXT_INO), BLOB(&reserve, sizeof reserve));
     if (r == 0)
-        r = RUN(ns, SQL_INODE_INSERT, INT(a->ino), INT(a->mode), INT(a->nlink), INT(a->uid), INT(a->gid), INT(a->rdev),
-                INT(a->size), INT(a->blocks), INT(a->atime), INT(a->mtime), INT(a->ctime), INT(a->btime),
+        r = RUN(ns, SQL_INODE_INSERT, INT(a->ino), INT(a->mode), INT(c->name == NULL ? 1 : a->nlink), INT(a->uid), INT(a->gid),
+                INT(a->rdev), INT(a->size), INT(a->blocks), INT(a->atime), INT(a->mtime), INT(a->ctime), INT(a->btime),
                 INT(S_ISDIR(a->mode) ? dir->ino : 0));
     if (r == 0 && S_ISLNK(a->mode))
         r = RUN(ns, SQL_CONTENT_PUT, INT(a->ino), BLOB(c->target, c->target_len));
     if (r == 0)
         r = inheritance_store(ns, a->ino, inherited);
     if (r == 0)
-        r = entry_insert(ns, entry, c->name, c->len);
+        r = c->name == NULL ? inode_links(ns, a->ino, 0, a->ctime) : entry_insert(ns, entry, c->name, c->len);
     if (r == 0)
         r = directory_links(ns, dir, S_ISDIR(a->mode) ? 1 : 0, a->ctime);
     return transaction_end(ns, r);
@@ -134,7 +135,7 @@ static int create_in(struct namespace *ns, struct inode *dir, const struct attr 
     struct attr attr = {
         .ino = ns->next_ino,
         .mode = (c->mode & S_IFMT) | inherited->mode,
-        .nlink = is_dir ? 2 : 1,
+        .nlink = c->name == NULL ? 0 : is_dir ? 2 : 1,
         .uid = c->caller->uid,
         .gid = c->caller->gid,
         .rdev = c->rdev,
@@ -160,6 +161,8 @@ static int create_in(struct namespace *ns, struct inode *dir, const struct attr 
     inode->attr = attr;
     inode->parent = is_dir ? dir_attr->ino : 0;
     inode->no_default_acl = inherited->default_acl == NULL;
+    inode->no_xattrs = inherited->access_acl == NULL && inherited->default_acl == NULL;
+    inode->linkable = c->linkable;
     pthread_mutex_unlock(&inode->lock);
 
     int r = write_creation(ns, c, dir_attr, &attr, entry, inherited, reserve);
@@ -169,7 +172,8 @@ static int create_in(struct namespace *ns, struct inode *dir, const struct attr 
             ns->reserved_ino = reserve;
         inode_looked_up(ns->inodes, inode, 1);
         core_changed(ns, inode, 0, CORE_ROW, now);
-        core_changed(ns, dir, is_dir ? 1 : 0, CORE_ENTRIES, now);
+        if (c->name != NULL)
+            core_changed(ns, dir, is_dir ? 1 : 0, CORE_ENTRIES, now);
         *out = attr;
     } else {
         /* Deleted without rows: what is left of it goes with its last reference. */
@@ -186,14 +190,14 @@ static int create(struct namespace *ns, uint64_t parent, const struct creation *
     struct entry_row entry;
     struct inheritance inherited;
 
-    int r = name_check(c->name, c->len);
+    int r = c->name == NULL ? 0 : name_check(c->name, c->len);
     if (r == 0)
         r = ns_enter(ns, flags);
     if (r < 0)
         return r;
     r = directory_get(ns, parent, &dir, &dir_attr);
     if (r == 0) {
-        r = find_free_name(ns, parent, c->name, c->len, &entry);
+        r = c->name == NULL ? 0 : find_free_name(ns, parent, c->name, c->len, &entry);
         if (r == 0 && S_ISDIR(c->mode) && dir_attr.nlink >= LINK_MAX)
             r = -EMLINK;
         if (r == 0)
@@ -214,6 +218,13 @@ int ns_mknod(struct namespace *ns, uint64_t parent, const char *name, size_t len
     if (!S_ISREG(mode) && !S_ISFIFO(mode) && !S_ISSOCK(mode) && !S_ISBLK(mode) && !S_ISCHR(mode))
         return -EINVAL;
     struct creation c = {.name = name, .len = len, .mode = mode, .rdev = rdev, .caller = caller};
+    return create(ns, parent, &c, out, flags);
+}
+
+int ns_tmpfile(struct namespace *ns, uint64_t parent, uint32_t mode, bool linkable, const struct ns_caller *caller,
+               struct attr *out, int flags)
+{
+    struct creation c = {.mode = S_IFREG | (mode & 07777), .linkable = linkable, .caller = caller};
     return create(ns, parent, &c, out, flags);
 }
 
@@ -279,9 +290,29 @@ static int write_link(struct namespace *ns, const struct attr *attr, const struc
     if (r < 0)
         return r;
     r = entry_insert(ns, entry, name, len);
+    if (r == 0 && attr->nlink == 0)
+        r = RUN(ns, SQL_ORPHAN_DELETE, INT(attr->ino));
     if (r == 0)
         r = inode_links(ns, attr->ino, attr->nlink + 1, now);
     return transaction_end(ns, r);
+}
+
+static bool is_linkable(struct inode *inode)
+{
+    pthread_mutex_lock(&inode->lock);
+    bool linkable = inode->linkable;
+    pthread_mutex_unlock(&inode->lock);
+    return linkable;
+}
+
+/* From now on it is a file like any other. Groups let go of what is dirty of a file without a name: it counts again. */
+static void first_name(struct namespace *ns, struct inode *inode)
+{
+    pthread_mutex_lock(&inode->lock);
+    inode->linkable = false;
+    pthread_mutex_unlock(&inode->lock);
+    if (ns->events.dirtied != NULL)
+        ns->events.dirtied(ns->events.arg, inode);
 }
 
 static int link_in(struct namespace *ns, struct inode *dir, const struct attr *dir_attr, struct inode *inode,
@@ -291,7 +322,7 @@ static int link_in(struct namespace *ns, struct inode *dir, const struct attr *d
     struct entry_row entry;
     if (S_ISDIR(attr.mode))
         return -EPERM;
-    if (attr.nlink == 0)
+    if (attr.nlink == 0 && !is_linkable(inode))
         return -ENOENT;
     if (attr.nlink >= LINK_MAX)
         return -EMLINK;
@@ -308,6 +339,8 @@ static int link_in(struct namespace *ns, struct inode *dir, const struct attr *d
     core_changed(ns, dir, 0, CORE_ENTRIES, now);
     inode_looked_up(ns->inodes, inode, 1);
     *out = core_attr(inode);
+    if (attr.nlink == 0)
+        first_name(ns, inode);
     if (S_ISREG(attr.mode) && ns->events.published != NULL)
         ns->events.published(ns->events.arg, inode);
     return 0;

@@ -150,8 +150,13 @@ int directory_links(struct namespace *ns, const struct attr *dir, int64_t links,
 
 /* ---- _xattr.c ---- */
 
+/* Whether the inode is known to have no extended attributes at all. Without the mutex it may get one at any moment. */
+bool xattrs_known_none(struct inode *inode);
 /* Keeps the access ACL of an inode, if it has one, in step with new mode bits. In a transaction. */
 int acl_follow_mode(struct namespace *ns, uint64_t ino, uint32_t mode);
+/* 1 if a file has security.capability, 0 or -errno. Then without it; in a transaction. */
+int capability_find(struct namespace *ns, struct inode *inode);
+int capability_delete(struct namespace *ns, uint64_t ino);
 
 /* What a new inode inherits. */
 struct inheritance {

@@ -15,6 +15,7 @@ enum {
 
 static const char access_name[] = "system.posix_acl_access";
 static const char default_name[] = "system.posix_acl_default";
+static const char capability_name[] = "security.capability";
 
 static const char *const prefixes[] = {"user.", "trusted.", "security."};
 
@@ -86,7 +87,76 @@ static int delete_value(struct namespace *ns, uint64_t ino, const char *name)
     return RUN(ns, SQL_XATTR_DELETE, INT(ino), BLOB(name, strlen(name)));
 }
 
-/* ---- ACLs of other operations ---- */
+/* ---- inodes without any ---- */
+
+bool xattrs_known_none(struct inode *inode)
+{
+    pthread_mutex_lock(&inode->lock);
+    bool none = inode->no_xattrs;
+    pthread_mutex_unlock(&inode->lock);
+    return none;
+}
+
+static void set_known_none(struct inode *inode, bool none)
+{
+    pthread_mutex_lock(&inode->lock);
+    inode->no_xattrs = none;
+    pthread_mutex_unlock(&inode->lock);
+}
+
+/* The kernel asks for ACLs and capabilities again and again, mostly of inodes that have none: they cost no mutex and no query. An
+ * attribute that is being set meanwhile is not there yet. The mutex is not held. */
+static bool asked_in_vain(struct namespace *ns, uint64_t ino)
+{
+    struct inode *inode = inode_find(ns->inodes, ino);
+    if (inode == NULL)
+        return false;
+    bool none = xattrs_known_none(inode);
+    ns_put_inode(ns, inode);
+    return none;
+}
+
+/* 1 if the inode has any attribute, 0 or -errno. */
+static int has_any(struct namespace *ns, uint64_t ino)
+{
+    sqlite3_stmt *stmt = QUERY(ns, SQL_XATTR_LIST, INT(ino));
+    int r = statement_next(ns, stmt);
+    sqlite3_reset(stmt);
+    return r;
+}
+
+/* What a query has proved stays true as long as the mutex is held. */
+static void note_none(struct namespace *ns, uint64_t ino)
+{
+    struct inode *inode = inode_find(ns->inodes, ino);
+    if (inode == NULL)
+        return;
+    set_known_none(inode, true);
+    core_put(ns, inode);
+}
+
+/* ---- ACLs and capabilities of other operations ---- */
+
+int capability_find(struct namespace *ns, struct inode *inode)
+{
+    size_t len;
+    if (xattrs_known_none(inode))
+        return 0;
+    int r = has_any(ns, inode->ino);
+    if (r == 0)
+        set_known_none(inode, true);
+    if (r != 1)
+        return r;
+    r = read_value(ns, inode->ino, capability_name, NULL, 0, &len);
+    if (r == -ENODATA)
+        return 0;
+    return r == 0 || r == -ERANGE ? 1 : r;
+}
+
+int capability_delete(struct namespace *ns, uint64_t ino)
+{
+    return delete_value(ns, ino, capability_name);
+}
 
 int acl_follow_mode(struct namespace *ns, uint64_t ino, uint32_t mode)
 {
@@ -106,7 +176,7 @@ int inheritance_find(struct namespace *ns, struct inode *parent, uint32_t mode, 
     *inherited = (struct inheritance){.mode = mode & 07777};
     if (S_ISLNK(mode))
         return 0;   /* links have no permissions of their own */
-    if (!parent->no_default_acl) {
+    if (!parent->no_default_acl && !xattrs_known_none(parent)) {
         int r = read_copy(ns, parent->ino, default_name, &inherited->default_acl, &inherited->size);
         if (r < 0)
             return r;
@@ -190,6 +260,8 @@ static int write_change(struct namespace *ns, const struct attr *attr, const str
 static int apply_change(struct namespace *ns, struct inode *inode, const struct attr *attr, const struct change *c)
 {
     int64_t now = time_now();
+    if (c->value != NULL)
+        set_known_none(inode, false);
     int r = write_change(ns, attr, c, now);
     if (r < 0)
         return r;
@@ -305,11 +377,17 @@ int ns_removexattr(struct namespace *ns, uint64_t ino, const char *name, int fla
 int ns_getxattr(struct namespace *ns, uint64_t ino, const char *name, void *buffer, size_t size, size_t *len, int flags)
 {
     int r = check_name(name);
+    if (r == 0 && asked_in_vain(ns, ino))
+        r = -ENODATA;
     if (r == 0)
         r = ns_enter(ns, flags);
     if (r < 0)
         return r;
-    r = read_value(ns, ino, name, buffer, size, len);
+    r = has_any(ns, ino);
+    if (r == 0)
+        note_none(ns, ino);
+    if (r >= 0)
+        r = r == 0 ? -ENODATA : read_value(ns, ino, name, buffer, size, len);
     if (r == -ERANGE && size == 0)
         r = 0;
     ns_leave(ns);
@@ -319,6 +397,8 @@ int ns_getxattr(struct namespace *ns, uint64_t ino, const char *name, void *buff
 int ns_listxattr(struct namespace *ns, uint64_t ino, char *buffer, size_t size, size_t *len, int flags)
 {
     *len = 0;
+    if (asked_in_vain(ns, ino))
+        return 0;
     int r = ns_enter(ns, flags);
     if (r < 0)
         return r;
@@ -332,6 +412,8 @@ int ns_listxattr(struct namespace *ns, uint64_t ino, char *buffer, size_t size, 
         *len += n + 1;
     }
     sqlite3_reset(stmt);
+    if (r == 0 && *len == 0)
+        note_none(ns, ino);
     ns_leave(ns);
     if (r == 0 && size != 0 && *len > size)
         r = -ERANGE;

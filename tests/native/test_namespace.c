@@ -686,7 +686,314 @@ TEST(chown_takes_file_capabilities)
 	fx_end(&fx);
 }
 
+/* What a write by somebody without privileges leaves of a file's. */
+TEST(writes_take_privileges)
+{
+	static const struct {
+		uint32_t before, after;
+	} modes[] = {
+		{S_IFREG | 06755, S_IFREG | 0755},
+		{S_IFREG | 02710, S_IFREG | 0710},
+		{S_IFREG | 06745, S_IFREG | 02745}, /* setgid without group execute is none */
+		{S_IFREG | 01700, S_IFREG | 01700},
+	};
+	struct fixture fx;
+	struct attr f, a;
+	size_t len;
+	fx_new(&fx);
+	make(&fx, ROOT_INO, "f", S_IFREG | 0600, &f);
+	for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+		struct attr v = {.mode = modes[i].before};
+		ns_setattr(fx.ns, f.ino, &v, SET_MODE, &f, 0);
+		uint64_t mark = ns_mark(fx.ns);
+		CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, true, 0), 0);
+		CHECK_EQ(stat_of(&fx, f.ino).mode, modes[i].before);
+		CHECK_EQ(ns_mark(fx.ns), mark);
+		CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, 0), 0);
+		a = stat_of(&fx, f.ino);
+		bool changed = modes[i].before != modes[i].after;
+		CHECK_EQ(a.mode, modes[i].after);
+		CHECK_EQ(a.mtime, f.mtime);
+		CHECK(changed ? a.ctime > f.ctime : a.ctime == f.ctime);
+		CHECK_EQ(ns_mark(fx.ns), mark + changed);
+	}
+	struct attr v = {.mode = 04700};
+	ns_setattr(fx.ns, f.ino, &v, SET_MODE, &f, 0);
+	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "security.capability", "cap", 3, 0, true, 0), 0);
+	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "user.x", "x", 1, 0, true, 0), 0);
+	uint64_t mark = ns_mark(fx.ns);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, true, 0), 0);
+	CHECK_EQ(ns_mark(fx.ns), mark + 1);
+	CHECK_EQ(stat_of(&fx, f.ino).mode, S_IFREG | 04700);
+	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "security.capability", NULL, 0, &len, 0), -ENODATA);
+	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "user.x", NULL, 0, &len, 0), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, true, 0), 0);
+	CHECK_EQ(ns_mark(fx.ns), mark + 1);
+	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "security.capability", "cap", 3, 0, true, 0), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, 0), 0);
+	CHECK_EQ(ns_mark(fx.ns), mark + 3); /* mode and capability in one */
+	CHECK_EQ(stat_of(&fx, f.ino).mode, S_IFREG | 0700);
+	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "security.capability", NULL, 0, &len, 0), -ENODATA);
+	forget(&fx, f.ino, 1);
+
+	make_dir(&fx, ROOT_INO, "d", &f);
+	v.mode = 06755;
+	ns_setattr(fx.ns, f.ino, &v, SET_MODE, &a, 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, 0), 0);
+	CHECK_EQ(stat_of(&fx, f.ino).mode, S_IFDIR | 06755);
+	forget(&fx, f.ino, 1);
+	CHECK_EQ(ns_drop_privileges(fx.ns, 77, false, 0), -ENOENT);
+	fx_end(&fx);
+}
+
+TEST(nothing_to_drop_takes_no_mutex)
+{
+	struct fixture fx;
+	struct attr f, a, v = {.mode = 04700};
+	fx_new(&fx);
+	make(&fx, ROOT_INO, "f", S_IFREG | 0700, &f);
+	ns_lock(fx.ns, 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NS_NOWAIT), 0);
+	ns_unlock(fx.ns);
+	ns_setattr(fx.ns, f.ino, &v, SET_MODE, &a, 0);
+	ns_lock(fx.ns, 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, true, NS_NOWAIT), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NS_NOWAIT), -EAGAIN);
+	ns_unlock(fx.ns);
+	CHECK_EQ(stat_of(&fx, f.ino).mode, S_IFREG | 04700);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, 0), 0);
+	forget(&fx, f.ino, 1);
+
+	/* Loaded from its row: the first call asks the database, the others know. */
+	fx_reopen(&fx);
+	look(&fx, ROOT_INO, "f", &f);
+	CHECK_EQ(f.mode, S_IFREG | 0700);
+	ns_lock(fx.ns, 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NS_NOWAIT), -EAGAIN);
+	ns_unlock(fx.ns);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, 0), 0);
+	ns_lock(fx.ns, 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NS_NOWAIT), 0);
+	ns_unlock(fx.ns);
+	forget(&fx, f.ino, 1);
+	fx_end(&fx);
+}
+
+/* ---- files without a name ---- */
+
+static int make_tmpfile(struct fixture *fx, uint64_t parent, bool linkable, struct attr *out)
+{
+	return ns_tmpfile(fx->ns, parent, 0640, linkable, &user, out, 0);
+}
+
+TEST(a_tmpfile_goes_with_its_last_use)
+{
+	struct fixture fx;
+	struct attr t, a, before;
+	fx_new(&fx);
+	before = stat_of(&fx, ROOT_INO);
+	CHECK_EQ(make_tmpfile(&fx, ROOT_INO, false, &t), 0);
+	CHECK_EQ(t.mode, S_IFREG | 0640);
+	CHECK_EQ(t.nlink, 0);
+	CHECK_EQ(t.uid, 1000);
+	CHECK_EQ(t.gid, 100);
+	CHECK_EQ(t.size, 0);
+	check_attr(stat_of(&fx, t.ino), t);
+	check_attr(stat_of(&fx, ROOT_INO), before);
+	CHECK_EQ(fx_rows(&fx, "orphan"), 1);
+	CHECK_EQ(fx_rows(&fx, "dirent"), 0);
+	CHECK_EQ(link_at(&fx, t.ino, ROOT_INO, "f", &a), -ENOENT); /* O_EXCL */
+	CHECK_EQ(fx.published, 0);
+	struct attr v = {.mode = 0600};
+	CHECK_EQ(ns_setattr(fx.ns, t.ino, &v, SET_MODE, &a, 0), 0);
+	CHECK_EQ(a.nlink, 0);
+	forget(&fx, t.ino, 1);
+	CHECK_EQ(fx_rows(&fx, "inode"), 1);
+	CHECK_EQ(fx_rows(&fx, "orphan"), 0);
+
+	CHECK_EQ(make_tmpfile(&fx, ROOT_INO, true, &t), 0);
+	forget(&fx, t.ino, 1);
+	CHECK_EQ(fx_rows(&fx, "inode"), 1);
+	CHECK_EQ(link_at(&fx, t.ino, ROOT_INO, "f", &a), -ENOENT);
+
+	make(&fx, ROOT_INO, "f", S_IFREG | 0600, &a);
+	CHECK_EQ(make_tmpfile(&fx, a.ino, true, &t), -ENOTDIR);
+	CHECK_EQ(make_tmpfile(&fx, 77, true, &t), -ENOENT);
+	ns_lock(fx.ns, 0);
+	CHECK_EQ(ns_tmpfile(fx.ns, ROOT_INO, 0600, true, &user, &t, NS_NOWAIT), -EAGAIN);
+	ns_unlock(fx.ns);
+	forget(&fx, a.ino, 1);
+	fx_end(&fx);
+}
+
+TEST(a_tmpfile_goes_with_a_crash)
+{
+	struct fixture fx;
+	struct attr t;
+	fx_new(&fx);
+	CHECK_EQ(make_tmpfile(&fx, ROOT_INO, true, &t), 0);
+	struct object *object = fx.object;
+	fx_crash(&fx);
+	CHECK_EQ(fx_open(&fx, object, false), 0);
+	CHECK_EQ(fx_rows(&fx, "inode"), 2);
+	CHECK_EQ(ns_reclaim_orphans(fx.ns), 0);
+	CHECK_EQ(fx_rows(&fx, "inode"), 1);
+	CHECK_EQ(fx_rows(&fx, "orphan"), 0);
+	fx_end(&fx);
+}
+
+TEST(a_tmpfile_inherits_from_its_directory)
+{
+	struct fixture fx;
+	struct attr d, t, a, v = {.mode = 02755, .gid = 55};
+	fx_new(&fx);
+	make_dir(&fx, ROOT_INO, "d", &d);
+	ns_setattr(fx.ns, d.ino, &v, SET_MODE | SET_GID, &d, 0);
+	CHECK_EQ(ns_tmpfile(fx.ns, d.ino, 0666, true, &user, &t, 0), 0);
+	CHECK_EQ(t.gid, 55);
+	CHECK_EQ(t.mode, S_IFREG | 0644);
+	CHECK_EQ(rmdir_at(&fx, ROOT_INO, "d"), 0);
+	CHECK_EQ(make_tmpfile(&fx, d.ino, true, &a), -ENOENT);
+	CHECK_EQ(link_at(&fx, t.ino, d.ino, "f", &a), -ENOENT);
+	CHECK_EQ(link_at(&fx, t.ino, ROOT_INO, "f", &a), 0);
+	forget(&fx, t.ino, 2);
+	forget(&fx, d.ino, 1);
+	fx_end(&fx);
+}
+
+TEST(a_linkable_tmpfile_gets_one_first_name)
+{
+	struct fixture fx;
+	struct attr t, a;
+	struct inode *inode;
+	fx_new(&fx);
+	CHECK_EQ(make_tmpfile(&fx, ROOT_INO, true, &t), 0);
+	/* Contents from before, that a group let go of because the file had no name. */
+	CHECK_EQ(ns_get_inode(fx.ns, t.ino, &inode, 0), 0);
+	inode->content = calloc(1, INLINE_MAX);
+	memcpy(inode->content, "early", 5);
+	inode->attr.size = 5;
+	inode->content_dirty = inode->attr_dirty = true;
+	CHECK(inode->deleted);
+	fx_dirtied(&fx, inode);
+	ns_put_inode(fx.ns, inode);
+	CHECK_EQ(fx_group(&fx), 0);
+	CHECK_EQ(fx_rows(&fx, "content"), 0);
+
+	make(&fx, ROOT_INO, "taken", S_IFREG | 0600, &a);
+	forget(&fx, a.ino, 1);
+	CHECK_EQ(link_at(&fx, t.ino, ROOT_INO, "taken", &a), -EEXIST);
+	CHECK_EQ(stat_of(&fx, t.ino).nlink, 0);
+	CHECK_EQ(link_at(&fx, t.ino, ROOT_INO, "f", &a), 0);
+	CHECK_EQ(a.ino, t.ino);
+	CHECK_EQ(a.nlink, 1);
+	CHECK(a.ctime > t.ctime);
+	CHECK_EQ(fx.published, 1);
+	CHECK_EQ(fx_rows(&fx, "orphan"), 0);
+	forget(&fx, t.ino, 2);
+	fx_reopen(&fx); /* writes it: it is dirty again */
+
+	CHECK_EQ(look(&fx, ROOT_INO, "f", &a), 0);
+	CHECK_EQ(a.nlink, 1);
+	CHECK_EQ(a.size, 5);
+	CHECK_EQ(fx_rows(&fx, "content"), 1);
+	CHECK_EQ(link_at(&fx, t.ino, ROOT_INO, "g", &a), 0);
+	CHECK_EQ(a.nlink, 2);
+	CHECK_EQ(unlink_at(&fx, ROOT_INO, "f"), 0);
+	forget(&fx, t.ino, 2);
+	fx_end(&fx);
+}
+
+TEST(a_first_name_is_given_once)
+{
+	struct fixture fx;
+	struct attr t, a;
+	fx_new(&fx);
+	CHECK_EQ(make_tmpfile(&fx, ROOT_INO, true, &t), 0);
+	CHECK_EQ(link_at(&fx, t.ino, ROOT_INO, "f", &a), 0);
+	CHECK_EQ(unlink_at(&fx, ROOT_INO, "f"), 0);
+	CHECK_EQ(stat_of(&fx, t.ino).nlink, 0);
+	CHECK_EQ(link_at(&fx, t.ino, ROOT_INO, "f", &a), -ENOENT);
+	CHECK_EQ(fx_rows(&fx, "orphan"), 1);
+	forget(&fx, t.ino, 2);
+	CHECK_EQ(fx_group(&fx), 0);
+	CHECK_EQ(fx_rows(&fx, "inode"), 1);
+	fx_end(&fx);
+}
+
 /* ---- listing ---- */
+
+struct picky {
+	struct ns_dirent entry; /* the last one that was offered */
+	size_t offered, room;
+};
+
+static bool take_while_room(void *arg, const struct ns_dirent *entry)
+{
+	struct picky *p = arg;
+	p->entry = *entry;
+	return p->offered++ < p->room;
+}
+
+TEST(what_is_not_taken_is_not_known)
+{
+	struct fixture fx;
+	struct attr a, root_attr;
+	size_t count;
+	fx_new(&fx);
+	make(&fx, ROOT_INO, "f", S_IFREG | 0600, &a);
+	make(&fx, ROOT_INO, "g", S_IFREG | 0600, &a);
+	fx_reopen(&fx);
+	root_attr = stat_of(&fx, ROOT_INO);
+	struct picky p = {.room = 0};
+	CHECK_EQ(ns_readdir(fx.ns, ROOT_INO, 0, take_while_room, &p, &count, 0), 0);
+	CHECK_EQ(count, 0);
+	CHECK_EQ(p.offered, 1);
+	CHECK_EQ(p.entry.cookie, COOKIE_DOT);
+	check_attr(p.entry.attr, root_attr);
+	p = (struct picky){.room = 2};
+	CHECK_EQ(ns_readdir(fx.ns, ROOT_INO, 0, take_while_room, &p, &count, 0), 0);
+	CHECK_EQ(count, 2);
+	CHECK_EQ(p.offered, 3);
+	CHECK_EQ(inode_table_count(fx.table), 1); /* the third was offered, not taken */
+	uint64_t refused = p.entry.attr.ino;
+	p = (struct picky){.room = 1};
+	CHECK_EQ(ns_readdir(fx.ns, ROOT_INO, COOKIE_DOTDOT, take_while_room, &p, &count, 0), 0);
+	CHECK_EQ(count, 1);
+	CHECK_EQ(inode_table_count(fx.table), 2);
+	forget(&fx, refused, 1);
+	CHECK_EQ(inode_table_count(fx.table), 1);
+	fx_end(&fx);
+}
+
+TEST(a_plain_listing_reads_entries_only)
+{
+	struct fixture fx;
+	struct attr d, a;
+	size_t count;
+	fx_new(&fx);
+	make_dir(&fx, ROOT_INO, "d", &d);
+	make(&fx, d.ino, "f", S_IFIFO | 0600, &a);
+	fx_reopen(&fx);
+	look(&fx, ROOT_INO, "d", &d);
+	static const uint64_t cookies[] = {0, COOKIE_DOT, COOKIE_DOTDOT};
+	const struct attr expected[] = {
+		{.ino = d.ino, .mode = S_IFDIR}, {.ino = ROOT_INO, .mode = S_IFDIR}, {.ino = a.ino, .mode = S_IFIFO}};
+	static const char *const names[] = {".", "..", "f"};
+	struct picky all = {.room = 9};
+	CHECK_EQ(ns_readdir(fx.ns, d.ino, 0, take_while_room, &all, &count, NS_PLAIN), 0);
+	CHECK_EQ(count, 3);
+	for (int i = 0; i < 3; i++) {
+		struct picky p = {.room = 0};
+		CHECK_EQ(ns_readdir(fx.ns, d.ino, cookies[i], take_while_room, &p, &count, NS_PLAIN), 0);
+		CHECK_EQ(count, 0);
+		CHECK(strcmp(p.entry.name, names[i]) == 0);
+		check_attr(p.entry.attr, expected[i]);
+	}
+	CHECK_EQ(inode_table_count(fx.table), 2);
+	forget(&fx, d.ino, 1);
+	fx_end(&fx);
+}
 
 static void forget_entries(struct fixture *fx, const struct ns_dirent *entries, size_t count)
 {
@@ -952,6 +1259,11 @@ TEST(nowait_does_nothing_while_the_mutex_is_held)
 	CHECK_EQ(ns_unlink(fx.ns, ROOT_INO, "f", 1, NS_NOWAIT), -EAGAIN);
 	CHECK_EQ(ns_getattr(fx.ns, 77, &a, NS_NOWAIT), -EAGAIN);
 	CHECK_EQ(ns_getattr(fx.ns, f.ino, &a, NS_NOWAIT), 0); /* in core: needs no mutex */
+	size_t count = 1;
+	struct picky p = {.room = 9};
+	CHECK_EQ(ns_readdir(fx.ns, ROOT_INO, 0, take_while_room, &p, &count, NS_NOWAIT), -EAGAIN);
+	CHECK_EQ(count, 0);
+	CHECK_EQ(p.offered, 0);
 	ns_unlock(fx.ns);
 	CHECK_EQ(ns_lookup(fx.ns, ROOT_INO, "f", 1, &a, NS_NOWAIT), 0);
 	forget(&fx, f.ino, 2);

@@ -7,7 +7,7 @@
 #include "namespace_fixture.h"
 
 /* The tree that each operation starts from. */
-enum { INO_D = 2, INO_E, INO_F, INO_G, INO_H, INO_LINK };
+enum { INO_D = 2, INO_E, INO_F, INO_G, INO_H, INO_LINK, INO_TMPFILE };
 
 static void make_tree(struct fixture *fx)
 {
@@ -29,9 +29,14 @@ static void make_tree(struct fixture *fx)
 		CHECK_EQ(a.ino, expected++);
 	}
 	CHECK_EQ(ns_symlink(fx->ns, INO_D, "l", 1, "target", 6, &root, &a, 0), 0);
+	CHECK_EQ(a.ino, expected++);
+	CHECK_EQ(ns_tmpfile(fx->ns, INO_D, 0600, true, &root, &a, 0), 0);
 	CHECK_EQ(a.ino, expected);
 	CHECK_EQ(link_at(fx, INO_H, ROOT_INO, "h2", &a), 0);
 	CHECK_EQ(ns_setxattr(fx->ns, INO_G, "user.a", "value", 5, 0, true, 0), 0);
+	struct attr set_id = {.mode = 06755};
+	CHECK_EQ(ns_setattr(fx->ns, INO_H, &set_id, SET_MODE, &a, 0), 0);
+	CHECK_EQ(ns_setxattr(fx->ns, INO_H, "security.capability", "value", 5, 0, true, 0), 0);
 	/* Enough that the operations touch pages of several levels. */
 	for (int i = 0; i < 120; i++) {
 		snprintf(name, sizeof name, "some longer name %d", i);
@@ -69,6 +74,30 @@ static int op_link(struct fixture *fx)
 {
 	struct attr a;
 	return link_at(fx, INO_F, ROOT_INO, "new", &a);
+}
+
+static int op_tmpfile(struct fixture *fx)
+{
+	struct attr a;
+	return ns_tmpfile(fx->ns, INO_D, 0600, true, &root, &a, 0);
+}
+
+/* It was loaded from its row, as never happens to one that may get a name. */
+static int op_link_tmpfile(struct fixture *fx)
+{
+	struct attr a;
+	struct inode *inode = inode_find(fx->table, INO_TMPFILE);
+	inode->linkable = true;
+	int r = link_at(fx, INO_TMPFILE, ROOT_INO, "new", &a);
+	CHECK_EQ(inode->linkable, r < 0);
+	CHECK_EQ(inode->deleted, r < 0);
+	ns_put_inode(fx->ns, inode);
+	return r;
+}
+
+static int op_drop_privileges(struct fixture *fx)
+{
+	return ns_drop_privileges(fx->ns, INO_H, false, 0);
 }
 
 static int op_unlink(struct fixture *fx)
@@ -175,6 +204,9 @@ static const struct operation {
 	{"mkdir", op_mkdir},
 	{"symlink", op_symlink},
 	{"link", op_link},
+	{"tmpfile", op_tmpfile},
+	{"link of a tmpfile", op_link_tmpfile},
+	{"drop privileges", op_drop_privileges},
 	{"unlink", op_unlink},
 	{"unlink one of two", op_unlink_one_of_two},
 	{"rmdir", op_rmdir},
@@ -198,7 +230,7 @@ static struct object *copy_of(const struct object *object)
 	return copy;
 }
 
-enum { WATCHED = 8 };
+enum { WATCHED = 9 };
 
 struct snapshot {
 	struct attr attr[WATCHED];

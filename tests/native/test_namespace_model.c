@@ -13,7 +13,7 @@ struct model_node {
 	uint32_t type;
 	int nlink;
 	int parent; /* of directories */
-	bool alive; /* has a name, or did when it was last looked up */
+	bool linkable; /* made without a name, and has never had one */
 };
 
 struct model_entry {
@@ -132,7 +132,7 @@ static void do_create(struct fixture *fx)
 	for (int i = 1; i < node_count; i++)
 		CHECK(nodes[i].ino != a.ino);
 	int node = node_count++;
-	nodes[node] = (struct model_node){a.ino, 1, type, type == S_IFDIR ? 2 : 1, dir, true};
+	nodes[node] = (struct model_node){a.ino, 1, type, type == S_IFDIR ? 2 : 1, dir, false};
 	*e = (struct model_entry){dir, node, name};
 	if (type == S_IFDIR)
 		nodes[dir].nlink++;
@@ -170,6 +170,42 @@ static void do_link(struct fixture *fx)
 		*e = (struct model_entry){dir, node, name};
 		nodes[node].nlink++;
 		nodes[node].lookups++;
+		check_node(fx, node, &a);
+	}
+}
+
+static void do_tmpfile(struct fixture *fx)
+{
+	int dir = some_directory();
+	bool linkable = random_below(4) != 0;
+	struct attr a;
+	if (node_count == NODES || !CHECK_EQ(ns_tmpfile(fx->ns, nodes[dir].ino, 0600, linkable, &root, &a, 0), 0))
+		return;
+	nodes[node_count] = (struct model_node){a.ino, 1, S_IFREG, 0, dir, linkable};
+	check_node(fx, node_count++, &a);
+}
+
+/* Of a file without a name, made so or deleted. */
+static void do_link_nameless(struct fixture *fx)
+{
+	struct model_entry *e = free_entry();
+	int node = node_count - 1, dir = some_directory(), name = (int)random_below(NAMES);
+	struct attr a;
+	while (node > 1 && (nodes[node].type != S_IFREG || nodes[node].nlink != 0 || nodes[node].lookups == 0 ||
+			    random_below(2) == 0))
+		node--;
+	if (node == 1 || e == NULL)
+		return;
+	int r = link_at(fx, nodes[node].ino, nodes[dir].ino, name_of(name), &a);
+	if (!nodes[node].linkable) {
+		CHECK_EQ(r, -ENOENT);
+	} else if (find_entry(dir, name) != NULL) {
+		CHECK_EQ(r, -EEXIST);
+	} else if (CHECK_EQ(r, 0)) {
+		*e = (struct model_entry){dir, node, name};
+		nodes[node].nlink = 1;
+		nodes[node].lookups++;
+		nodes[node].linkable = false;
 		check_node(fx, node, &a);
 	}
 }
@@ -411,13 +447,13 @@ static void run_model(uint64_t first_seed)
 	memset(entries, 0, sizeof entries);
 	memset(nodes, 0, sizeof nodes);
 	listing.running = false;
-	nodes[1] = (struct model_node){ROOT_INO, 0, S_IFDIR, 2, 1, true};
+	nodes[1] = (struct model_node){ROOT_INO, 0, S_IFDIR, 2, 1, false};
 	node_count = 2;
 	fx_new(&fx);
 	if (collide)
 		fx.ns->hash = coarse_hash;
 	for (int step = 0; step < STEPS; step++) {
-		switch (random_below(16)) {
+		switch (random_below(18)) {
 		case 0: case 1: case 2: do_create(&fx); break;
 		case 3: do_link(&fx); break;
 		case 4: case 5: do_remove(&fx); break;
@@ -425,6 +461,8 @@ static void run_model(uint64_t first_seed)
 		case 9: do_lookup(&fx); break;
 		case 10: case 11: do_forget(&fx); break;
 		case 12: do_getattr(&fx); break;
+		case 16: do_tmpfile(&fx); break;
+		case 17: do_link_nameless(&fx); break;
 		default: do_list(&fx); break;
 		}
 		watch_listing();

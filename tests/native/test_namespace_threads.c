@@ -50,7 +50,7 @@ static void *work(void *arg)
 		uint64_t ino = w->held[random_below(w, HELD)];
 		struct ns_dirent e[NAMES + 2];
 		size_t count;
-		switch (random_below(w, 8)) {
+		switch (random_below(w, 10)) {
 		case 0:
 		case 1:
 			if (make(fx, ROOT_INO, name, S_IFREG | 0600, &a) == 0) {
@@ -80,11 +80,19 @@ static void *work(void *arg)
 			for (size_t j = 2; j < count; j++)
 				hold(w, e[j].attr.ino);
 			break;
+		case 7:
+			if (ns_tmpfile(fx->ns, ROOT_INO, 0600, true, &root, &a, 0) == 0)
+				hold(w, a.ino);
+			break;
+		case 8:
+			if (ino != 0 && link_at(fx, ino, ROOT_INO, name, &a) == 0)
+				hold(w, a.ino);
+			break;
 		default:
 			if (ino != 0) {
 				a = stat_of(fx, ino);
 				CHECK_EQ(a.ino, ino);
-				CHECK(a.nlink <= 1);
+				CHECK(a.nlink <= NAMES);
 			}
 		}
 	}
@@ -107,6 +115,19 @@ static void *run_groups(void *arg)
 		CHECK_EQ(inode_for_each(shared->fx.table, give_back, &shared->fx), 0);
 	}
 	return NULL;
+}
+
+/* Inodes among these entries. */
+static long distinct(const struct ns_dirent *e, size_t count)
+{
+	long n = 0;
+	for (size_t i = 0; i < count; i++) {
+		size_t j = 0;
+		while (e[j].attr.ino != e[i].attr.ino)
+			j++;
+		n += j == i;
+	}
+	return n;
 }
 
 TEST(operations_race_with_forgets_and_groups)
@@ -134,6 +155,54 @@ TEST(operations_race_with_forgets_and_groups)
 	for (size_t i = 2; i < count; i++)
 		forget(&shared.fx, e[i].attr.ino, 1);
 	CHECK_EQ(fx_group(&shared.fx), 0);
-	CHECK_EQ(fx_rows(&shared.fx, "inode"), (long)count - 1);
+	CHECK_EQ(fx_rows(&shared.fx, "inode"), distinct(e + 2, count - 2) + 1);
+	CHECK_EQ(fx_rows(&shared.fx, "orphan"), 0);
 	fx_end(&shared.fx);
+}
+
+/* ---- attributes that come and go ---- */
+
+struct asked {
+	struct fixture fx;
+	uint64_t ino;
+	_Atomic bool stop;
+};
+
+/* Proves again and again that there is none. */
+static void *ask(void *arg)
+{
+	struct asked *asked = arg;
+	size_t len;
+	while (!asked->stop) {
+		int r = ns_getxattr(asked->fx.ns, asked->ino, "user.b", NULL, 0, &len, 0);
+		CHECK_EQ(r, -ENODATA);
+		CHECK_EQ(ns_listxattr(asked->fx.ns, asked->ino, NULL, 0, &len, 0), 0);
+		CHECK(len == 0 || len == sizeof "user.a");
+		CHECK_EQ(ns_drop_privileges(asked->fx.ns, asked->ino, false, 0), 0);
+	}
+	return NULL;
+}
+
+TEST(what_was_set_is_found_whoever_asks_meanwhile)
+{
+	static struct asked asked;
+	pthread_t threads[2];
+	struct attr a;
+	size_t len;
+	fx_new(&asked.fx);
+	make(&asked.fx, ROOT_INO, "f", S_IFREG | 0600, &a);
+	asked.ino = a.ino;
+	for (int i = 0; i < 2; i++)
+		pthread_create(&threads[i], NULL, ask, &asked);
+	for (int i = 0; i < ROUNDS; i++) {
+		CHECK_EQ(ns_setxattr(asked.fx.ns, a.ino, "user.a", "1", 1, 0, true, 0), 0);
+		CHECK_EQ(ns_getxattr(asked.fx.ns, a.ino, "user.a", NULL, 0, &len, 0), 0);
+		CHECK_EQ(ns_removexattr(asked.fx.ns, a.ino, "user.a", 0), 0);
+		CHECK_EQ(ns_getxattr(asked.fx.ns, a.ino, "user.a", NULL, 0, &len, 0), -ENODATA);
+	}
+	asked.stop = true;
+	for (int i = 0; i < 2; i++)
+		pthread_join(threads[i], NULL);
+	forget(&asked.fx, a.ino, 1);
+	fx_end(&asked.fx);
 }

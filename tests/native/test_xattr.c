@@ -176,6 +176,116 @@ TEST(a_list_that_could_not_be_returned_does_not_grow)
 	fx_end(&fx);
 }
 
+/* ---- inodes without any ---- */
+
+/* What the two questions answer while somebody else holds the mutex. */
+static void check_locked(struct fixture *fx, uint64_t ino, int get, int list)
+{
+	size_t len = 1;
+	ns_lock(fx->ns, 0);
+	CHECK_EQ(ns_getxattr(fx->ns, ino, "security.capability", NULL, 0, &len, NS_NOWAIT), get);
+	len = 1;
+	CHECK_EQ(ns_listxattr(fx->ns, ino, NULL, 0, &len, NS_NOWAIT), list);
+	CHECK_EQ(len, 0);
+	ns_unlock(fx->ns);
+}
+
+TEST(none_is_remembered)
+{
+	struct fixture fx;
+	struct attr f;
+	size_t len;
+	fx_new(&fx);
+	make(&fx, ROOT_INO, "f", S_IFREG | 0600, &f);
+	check_locked(&fx, f.ino, -ENODATA, 0);
+	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "foo", NULL, 0, &len, 0), -EOPNOTSUPP);
+	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "user.a", "1", 1, 0, true, 0), 0);
+	check_locked(&fx, f.ino, -EAGAIN, -EAGAIN);
+	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "user.a", NULL, 0, &len, 0), 0);
+	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "user.b", NULL, 0, &len, 0), -ENODATA);
+	check_locked(&fx, f.ino, -EAGAIN, -EAGAIN);
+	CHECK_EQ(ns_removexattr(fx.ns, f.ino, "user.a", 0), 0);
+	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "user.a", NULL, 0, &len, 0), -ENODATA);
+	check_locked(&fx, f.ino, -ENODATA, 0);
+	forget(&fx, f.ino, 1);
+
+	fx_reopen(&fx);
+	look(&fx, ROOT_INO, "f", &f);
+	check_locked(&fx, f.ino, -EAGAIN, -EAGAIN);
+	CHECK_EQ(ns_listxattr(fx.ns, f.ino, NULL, 0, &len, 0), 0);
+	check_locked(&fx, f.ino, -ENODATA, 0);
+	forget(&fx, f.ino, 1);
+	/* Nobody knows this one: nothing is remembered. */
+	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "user.a", NULL, 0, &len, 0), -ENODATA);
+	CHECK_EQ(inode_table_count(fx.table), 1);
+	fx_end(&fx);
+}
+
+TEST(what_is_inherited_is_not_none)
+{
+	struct fixture fx;
+	struct attr f, t, d;
+	fx_new(&fx);
+	struct acl a = ACL(USER_OBJ, 7, NONE, USER, 7, 5, GROUP_OBJ, 7, NONE, MASK, 6, NONE, OTHER, 5, NONE);
+	struct acl plain = ACL(USER_OBJ, 7, NONE, GROUP_OBJ, 5, NONE, OTHER, 0, NONE);
+	check_no_acl(&fx, ROOT_INO, DEFAULT);
+	check_locked(&fx, ROOT_INO, -ENODATA, 0);
+	CHECK_EQ(set(&fx, ROOT_INO, DEFAULT, &a), 0);
+	check_locked(&fx, ROOT_INO, -EAGAIN, -EAGAIN);
+	make(&fx, ROOT_INO, "f", S_IFREG | 0666, &f);
+	check_locked(&fx, f.ino, -EAGAIN, -EAGAIN);
+	CHECK_EQ(ns_tmpfile(fx.ns, ROOT_INO, 0664, true, &user, &t, 0), 0);
+	CHECK_EQ(t.mode, S_IFREG | 0664);
+	check_acl(&fx, t.ino, ACCESS,
+		  ACL(USER_OBJ, 6, NONE, USER, 7, 5, GROUP_OBJ, 7, NONE, MASK, 6, NONE, OTHER, 4, NONE));
+	forget(&fx, f.ino, 1);
+	forget(&fx, t.ino, 1);
+	CHECK_EQ(fx_rows(&fx, "xattr"), 2); /* of the root and "f" */
+	CHECK_EQ(set(&fx, ROOT_INO, DEFAULT, &plain), 0);
+	make(&fx, ROOT_INO, "g", S_IFREG | 0666, &f);
+	check_locked(&fx, f.ino, -ENODATA, 0);
+	make_dir(&fx, ROOT_INO, "d", &d);
+	check_locked(&fx, d.ino, -EAGAIN, -EAGAIN);
+	forget(&fx, f.ino, 1);
+	forget(&fx, d.ino, 1);
+	fx_end(&fx);
+}
+
+TEST(a_set_that_failed_leaves_none)
+{
+	struct fixture fx;
+	struct attr f;
+	size_t len;
+	fx_new(&fx);
+	make(&fx, ROOT_INO, "f", S_IFREG | 0600, &f);
+	fx.object->fail_writes = true;
+	fx.object->error = -EIO;
+	fx.object->fail_after = 0;
+	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "user.a", "1", 1, 0, true, 0), -EIO);
+	fx.object->fail_after = -1;
+	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "user.a", NULL, 0, &len, 0), -ENODATA);
+	forget(&fx, f.ino, 1);
+	struct object *object = fx.object;
+	fx_crash(&fx);
+	fake_object_destroy(object);
+}
+
+TEST(dropping_privileges_keeps_the_acl)
+{
+	struct fixture fx;
+	struct attr f, v = {.mode = 06775}, out;
+	fx_new(&fx);
+	make(&fx, ROOT_INO, "f", S_IFREG | 0600, &f);
+	struct acl a = ACL(USER_OBJ, 7, NONE, USER, 7, 5, GROUP_OBJ, 5, NONE, MASK, 7, NONE, OTHER, 5, NONE);
+	CHECK_EQ(set(&fx, f.ino, ACCESS, &a), 0);
+	CHECK_EQ(ns_setattr(fx.ns, f.ino, &v, SET_MODE, &out, 0), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, 0), 0);
+	CHECK_EQ(stat_of(&fx, f.ino).mode, S_IFREG | 0775);
+	check_acl(&fx, f.ino, ACCESS, a);
+	forget(&fx, f.ino, 1);
+	fx_end(&fx);
+}
+
 /* ---- ACLs as bytes ---- */
 
 TEST(what_is_no_acl_is_refused)
