@@ -18,10 +18,18 @@ static void pull(struct groups *g, struct inode *inode, uint64_t offset)
         .header = {.len = sizeof message, .error = FUSE_NOTIFY_INVAL_INODE, .unique = 0},
         .inval = {.ino = inode->ino, .off = (int64_t)offset, .len = 0},         /* 0: to the end */
     };
+    int fd;
 
-    if (write(atomic_load(&g->v->notify_fd), &message, sizeof message) < 0 && errno != ENOENT)
+    pthread_mutex_lock(&g->mutex);
+    g->pulling++;
+    pthread_mutex_unlock(&g->mutex);
+    fd = atomic_load(&g->v->notify_fd);         /* only now: who takes it away looks at `pulling` afterwards */
+    if (fd >= 0 && write(fd, &message, sizeof message) < 0 && errno != ENOENT)
         volume_log(g->v, "inode %llu: the kernel did not hand over its dirty pages: %s",
                    (unsigned long long)inode->ino, strerror(errno));
+    pthread_mutex_lock(&g->mutex);
+    g->pulling--;
+    pthread_mutex_unlock(&g->mutex);
 }
 
 /* The kernel may hold dirty pages that this process has not seen. */
@@ -53,7 +61,7 @@ void groups_pull_pages(struct groups *g, struct inode *inode, bool without_write
 bool groups_pulls_pages(struct groups *g)
 {
     pthread_mutex_lock(&g->mutex);
-    bool pulls = g->waiting_for_kernel;
+    bool pulls = g->pulling > 0;
     pthread_mutex_unlock(&g->mutex);
     return pulls;
 }

@@ -55,6 +55,7 @@ struct groups {
     pthread_cond_t wake;        /* the group thread: something to do */
     pthread_cond_t progress;    /* everybody else: a group or a commit ended */
     bool stopping, hurry;
+    unsigned pulling;           /* threads that wait for the kernel's pages */
     bool waiting_for_kernel;    /* the running group pulls pages in; what others pull in no group waits for */
     uint64_t full_begun, full_ended;        /* full groups */
     int failed;                 /* sticky: the errno that made the volume read-only */

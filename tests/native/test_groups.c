@@ -1,4 +1,6 @@
 /* Groups and solo commits when something happens in the middle of them: hooks of the backing I/O do it at the right moment. */
+#include <linux/fuse.h>
+
 #include "check.h"
 #include "volume_history.h"
 
@@ -304,6 +306,64 @@ TEST(who_waits_for_space_goes_on_when_a_group_waits_for_the_kernel)
     pthread_join(group, NULL);
     if (!joined)
         pthread_join(writer, NULL);
+    volume_set_notify_fd(c.volume, -1);
+    close(ends[0]);
+    close(ends[1]);
+    teardown();
+}
+
+/* What the kernel would have been told since the last call: how many messages, and the last of them. */
+static int notified(int fd, struct fuse_notify_inval_inode_out *last)
+{
+    struct {
+        struct fuse_out_header header;
+        struct fuse_notify_inval_inode_out inval;
+    } message;
+    int n = 0;
+
+    for (; read(fd, &message, sizeof message) == sizeof message; n++) {
+        CHECK_EQ(message.header.error, FUSE_NOTIFY_INVAL_INODE);
+        *last = message.inval;
+    }
+    return n;
+}
+
+TEST(pages_are_pulled_in_for_names_and_seeks_if_there_may_be_any)
+{
+    struct fuse_notify_inval_inode_out last;
+    int ends[2];
+
+    if (!setup() || !CHECK_EQ(pipe2(ends, O_NONBLOCK), 0))
+        return;
+    run("b");
+    struct request seek = {.op = REQ_SEEK, .ino = h.file[1].ino, .offset = 5, .flags = SEEK_DATA};
+    CHECK_EQ(client_run(&c, &seek), 5);                         /* nobody to tell */
+    volume_set_notify_fd(c.volume, ends[1]);
+    CHECK_EQ(client_run(&c, &seek), 5);
+    CHECK_EQ(client_rename(&c, "b", "c"), 0);
+    CHECK_EQ(client_sync(&c), 0);
+    CHECK_EQ(notified(ends[0], &last), 0);                      /* nobody writes */
+    request_note_writer(c.volume, h.file[1].ino, 1);
+    CHECK_EQ(client_run(&c, &seek), 5);
+    CHECK_EQ(notified(ends[0], &last), 1);
+    CHECK_EQ(last.ino, h.file[1].ino);
+    CHECK_EQ(last.off, 5);
+    CHECK_EQ(last.len, 0);
+    request_note_writer(c.volume, h.file[1].ino, -1);
+    CHECK_EQ(client_run(&c, &seek), 5);
+    CHECK_EQ(notified(ends[0], &last), 0);
+    request_writers_unknown(c.volume);
+    CHECK_EQ(client_run(&c, &seek), 5);
+    CHECK_EQ(notified(ends[0], &last), 1);
+    CHECK_EQ(client_rename(&c, "c", "b"), 0);
+    CHECK_EQ(client_sync(&c), 0);
+    CHECK_EQ(notified(ends[0], &last), 1);
+    CHECK_EQ(last.off, 0);
+    seek.flags = SEEK_SET;
+    CHECK_EQ(client_run(&c, &seek), -EINVAL);
+    seek.flags = SEEK_HOLE;
+    seek.offset = UINT64_MAX;
+    CHECK_EQ(client_run(&c, &seek), -ENXIO);
     volume_set_notify_fd(c.volume, -1);
     close(ends[0]);
     close(ends[1]);
