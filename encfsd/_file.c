@@ -296,6 +296,8 @@ static int told_error(int error)
     }
 }
 
+static bool is_loss(int rc) { return rc == -ENOSPC || rc == -EIO || rc == -ENOMEM || rc == -EDQUOT || rc == -EFBIG; }
+
 static int write_contents(struct volume *v, uint64_t ino, const void *buffer, size_t size, uint64_t offset, int flags)
 {
     struct inode *inode;
@@ -324,6 +326,15 @@ static int write_contents(struct volume *v, uint64_t ino, const void *buffer, si
     return rc;
 }
 
+/* What a change of contents takes from a file, before it: so that nobody sees the new contents with the old privileges. Coming again
+ * after it costs nothing. */
+static int drop_privileges(struct volume *v, uint64_t ino, int flags)
+{
+    if (!(flags & (FILE_DIRECT | FILE_DROP_PRIVILEGES)))
+        return 0;
+    return ns_drop_privileges(v->ns, ino, !(flags & FILE_DROP_PRIVILEGES), flags & FILE_NOWAIT ? NS_NOWAIT : 0);
+}
+
 int file_write(struct volume *v, uint64_t ino, const void *buffer, size_t size, uint64_t offset, int flags)
 {
     int rc;
@@ -334,8 +345,11 @@ int file_write(struct volume *v, uint64_t ino, const void *buffer, size_t size, 
         return 0;
     if (offset > OBJECT_MAX_SIZE - size)
         return -EFBIG;
-    rc = told_error(write_contents(v, ino, buffer, size, offset, flags));
-    if (rc == -ENOSPC || rc == -EIO || rc == -ENOMEM || rc == -EDQUOT || rc == -EFBIG)
+    rc = drop_privileges(v, ino, flags);
+    if (!rc)
+        rc = write_contents(v, ino, buffer, size, offset, flags);
+    rc = told_error(rc);
+    if (!(flags & FILE_DIRECT) && is_loss(rc))
         note_lost(v, ino, offset, offset + size, rc);
     if (!rc && atomic_load(&v->env.dirty_nodes) > v->env.dirty_limit / 2)
         groups_hurry(v->groups);
@@ -376,7 +390,9 @@ int file_truncate(struct volume *v, uint64_t ino, uint64_t size, struct attr *ou
         return -EROFS;
     if (size > OBJECT_MAX_SIZE)
         return -EFBIG;
-    rc = acquire(v, ino, &inode, CHANGE, flags);
+    rc = drop_privileges(v, ino, flags | FILE_DIRECT);
+    if (!rc)
+        rc = acquire(v, ino, &inode, CHANGE, flags);
     if (rc)
         return rc;
     if (!has_object(inode) && size > INLINE_MAX)
@@ -462,8 +478,10 @@ static int allocate(struct volume *v, uint64_t ino, uint32_t mode, uint64_t offs
 {
     const bool zero = mode & FALLOC_FL_ZERO_RANGE, punch = mode & FALLOC_FL_PUNCH_HOLE, keep = mode & FALLOC_FL_KEEP_SIZE;
     uint64_t end = offset + size, bytes = 0;
-    int rc = punch ? 0 : missing_room(v, ino, offset, end, flags, &bytes);
+    int rc = drop_privileges(v, ino, flags);
 
+    if (!rc && !punch)
+        rc = missing_room(v, ino, offset, end, flags, &bytes);
     if (!rc && bytes)
         rc = space_reserve(v, bytes, flags & FILE_NOWAIT);
     if (!rc && zero && !keep && (flags & FILE_NOWAIT))
@@ -538,8 +556,7 @@ enum { COPY_PIECE = 1 << 20 };                  /* bytes in memory */
 struct copy {
     struct volume *v;
     uint64_t from, from_offset, to, to_offset;
-    uint8_t *buffer;                            /* COPY_PIECE bytes */
-    int flags;
+    uint8_t *buffer;                            /* COPY_PIECE bytes, or as many as are to be copied */
 };
 
 static int size_of(struct volume *v, uint64_t ino, uint64_t *size)
@@ -579,7 +596,7 @@ static int64_t copy_piece(struct copy *c, uint64_t done, uint64_t size)
         size = (uint64_t)hole - from;
     int64_t n = file_read(c->v, c->from, c->buffer, size < COPY_PIECE ? size : COPY_PIECE, from, 0);
     if (n > 0)
-        rc = write_contents(c->v, c->to, c->buffer, (size_t)n, to, c->flags);
+        rc = write_contents(c->v, c->to, c->buffer, (size_t)n, to, 0);
     return rc ? rc : n;
 }
 
@@ -598,7 +615,7 @@ static int64_t copy(struct copy *c, uint64_t size)
 
 int64_t file_copy(struct volume *v, uint64_t from, uint64_t from_offset, uint64_t to, uint64_t to_offset, uint64_t size, int flags)
 {
-    struct copy c = {.v = v, .from = from, .from_offset = from_offset, .to = to, .to_offset = to_offset, .flags = flags};
+    struct copy c = {.v = v, .from = from, .from_offset = from_offset, .to = to, .to_offset = to_offset};
     uint64_t source, target;
     int64_t n;
 
@@ -622,7 +639,9 @@ int64_t file_copy(struct volume *v, uint64_t from, uint64_t from_offset, uint64_
     c.buffer = malloc(size < COPY_PIECE ? size : COPY_PIECE);
     if (!c.buffer)
         return -ENOMEM;
-    n = copy(&c, size);
+    n = drop_privileges(v, to, flags);
+    if (!n)
+        n = copy(&c, size);
     free(c.buffer);
     return n;
 }

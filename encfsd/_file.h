@@ -13,8 +13,9 @@ enum { FILE_COPY_MAX = 64 << 20 };  /* bytes */
 
 enum file_flags {
     FILE_NOWAIT = 1,
-    FILE_DIRECT = 2,                    /* write: not write-back of the kernel's cache, so that security.capability goes */
-    FILE_DROP_PRIVILEGES = 4,           /* write, truncate: by somebody who may not keep set-id bits (ns_drop_privileges) */
+    FILE_DIRECT = 2,                    /* write, fallocate, copy: not write-back of the kernel's cache, so that security.capability goes and who
+                                           asked hears of errors */
+    FILE_DROP_PRIVILEGES = 4,           /* write, truncate, fallocate, copy: by somebody who may not keep set-id bits (ns_drop_privileges) */
 };
 
 ssize_t file_read(struct volume *v, uint64_t ino, void *buffer, size_t size, uint64_t offset, int flags);

@@ -74,6 +74,12 @@ static int64_t run_mkdir(struct volume *v, struct request *r, bool nowait)
     return rc ? rc : ns_mkdir(v->ns, r->ino, r->name, r->name_len, r->mode, &r->caller, &r->attr, ns_flags(nowait));
 }
 
+static int64_t run_tmpfile(struct volume *v, struct request *r, bool nowait)
+{
+    int rc = room(v, 0, nowait);
+    return rc ? rc : ns_tmpfile(v->ns, r->ino, r->mode, r->flags == 0, &r->caller, &r->attr, ns_flags(nowait));
+}
+
 static int64_t run_symlink(struct volume *v, struct request *r, bool nowait)
 {
     int rc = room(v, r->new_name_len, nowait);
@@ -272,6 +278,7 @@ static const struct operation {
     [REQ_STATFS] = {run_statfs, DISK_READS},
     [REQ_FALLOCATE] = {run_fallocate, ROOM},
     [REQ_COPY] = {run_copy, ROOM},
+    [REQ_TMPFILE] = {run_tmpfile, ROOM},
 };
 
 static void queue_completed(struct volume *v, struct request *r)
@@ -310,7 +317,7 @@ static void run_parked(struct job *job)
 bool request_try(struct volume *v, struct request *r)
 {
     atomic_fetch_add_explicit(&v->requests, 1, memory_order_relaxed);
-    if (r->op == 0 || r->op >= REQ_OP_COUNT || !OPERATIONS[r->op].run) {
+    if (r->op == 0 || r->op >= REQ_OP_COUNT) {
         r->result = -ENOSYS;
         return true;
     }
