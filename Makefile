@@ -98,6 +98,11 @@ native-tests:
 	$(call configured,$(FOLDER),-Doptimization=1 -Db_sanitize=$(SANITIZE))
 	$(MESON) test -C $(FOLDER) --print-errorlogs $(TESTS)
 
+.PHONY: bench
+bench: build ## Measure mounts beside the raw directory, a C passthrough and installed peers (25 minutes)
+	$(call locked,build-bench,bench-drivers)
+	$(BIN)/python bench/mount.py $(BENCH)
+
 .PHONY: bench-core
 bench-core: build ## Measure the core and the namespace beside their limits
 	$(call locked,build-bench,bench-drivers)

@@ -1,4 +1,4 @@
-"""Measure the core, the namespace and the mount beside their limits. Run it with `make bench-core`.
+"""Measure the core and the namespace beside their limits. Run it with `make bench-core`.
 
 Each driver does rounds; a round measures encfsd and what it is compared with one right after the
 other. So a ratio is taken within a round, and a row of the table is the median of the rounds'
@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import plots
-import through_mount
+from machine import machine
 from samples import Sample
 
 HERE = Path(__file__).parent
@@ -149,32 +148,6 @@ def table(lines: list[Row]) -> str:
     return "\n".join(out)
 
 
-def output_of(*command: str) -> str:
-    """Run a command that may not exist; return its output."""
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
-    except OSError:
-        return ""
-    return done.stdout.strip()
-
-
-def machine(disk: Path) -> dict[str, object]:
-    """Describe the machine, above all how busy it is with other things."""
-    facts = dict(line.split(":", 1) for line in output_of("lscpu").splitlines() if ":" in line)
-    return {
-        "cpu": facts.get("Model name", platform.processor()).strip(),
-        "cpus": os.cpu_count(),
-        "vaes": "vaes" in facts.get("Flags", ""),
-        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
-        "kernel": platform.release(),
-        "libc": " ".join(platform.libc_ver()),
-        "compiler": output_of("cc", "--version").partition("\n")[0],
-        "disk_file_system": output_of("findmnt", "-no", "FSTYPE,OPTIONS", "-T", str(disk)),
-        "revision": output_of("git", "-C", str(HERE), "describe", "--always", "--dirty"),
-        "load_average": os.getloadavg(),
-    }
-
-
 def drive(driver: str, *arguments: object) -> Iterator[Sample]:
     """Run a C driver and yield its samples."""
     command = [str(DRIVERS / f"bench_{driver}"), *map(str, arguments)]
@@ -196,12 +169,11 @@ class Sizes:
     operations: int  # synced ones a round
     names: int
     files: int  # of the large volume
-    records: int  # of RocksDB
 
 
-FULL = Sizes(11, 128, 128, 300, 50_000, 1_000_000, 20_000)
-QUICK = Sizes(5, 64, 64, 100, 10_000, 20_000, 10_000)
-PARTS = ("throughput", "durable", "namespace", "many", "mount")
+FULL = Sizes(11, 128, 128, 300, 50_000, 1_000_000)
+QUICK = Sizes(5, 64, 64, 100, 10_000, 20_000)
+PARTS = ("throughput", "durable", "namespace", "many")
 
 
 def measure(part: str, size: Sizes, tmpfs: str, disk: str) -> Iterator[Sample]:
@@ -213,10 +185,8 @@ def measure(part: str, size: Sizes, tmpfs: str, disk: str) -> Iterator[Sample]:
             yield from drive("durable", disk, size.disk_mib, size.operations, size.rounds)
         case "namespace":
             yield from drive("namespace", "operations", tmpfs, size.names, size.rounds)
-        case "many":
-            yield from drive("namespace", "many", disk, size.files)
         case _:
-            yield from through_mount.measure(Path(disk), size.disk_mib, size.records)
+            yield from drive("namespace", "many", disk, size.files)
 
 
 def main() -> None:

@@ -155,7 +155,6 @@ struct bench {
 static inline void bench_open(struct bench *b, const char *base, size_t pool_bytes)
 {
     static const uint8_t volume[ID_SIZE] = {7}, key[KEY_SIZE] = {42};
-    const struct pool_options options = {.bytes = pool_bytes, .reserve_nodes = 64, .evict = object_evict};
     char reason[200];
     struct keyring *ring;
 
@@ -169,7 +168,7 @@ static inline void bench_open(struct bench *b, const char *base, size_t pool_byt
     b->env.epoch = 1;
     b->env.dirty_limit = pool_bytes / 2 / NODE_SIZE;
     must("blockdir_open", blockdir_open(&b->env.dir, b->fd, false));
-    must("pool_create", pool_create(&b->env.pool, &options, NULL, 0));
+    must("pool_create", pool_create(&b->env.pool, pool_bytes, 64, object_evict));
     must("keyring_create", keyring_create(&ring, volume, key));
     b->env.ring = ring;
     b->env.workers = make_helpers();
