@@ -124,7 +124,7 @@ bool volume_next_log_line(struct volume *v, char *line, size_t size);
 enum request_op {
     REQ_LOOKUP, REQ_GETATTR, REQ_SETATTR, REQ_MKNOD, REQ_MKDIR, REQ_SYMLINK, REQ_READLINK, REQ_LINK, REQ_UNLINK,
     REQ_RMDIR, REQ_RENAME, REQ_READDIR, REQ_SETXATTR, REQ_GETXATTR, REQ_LISTXATTR, REQ_REMOVEXATTR, REQ_READ, REQ_WRITE,
-    REQ_FSYNC, REQ_FSYNCDIR, REQ_SYNC_ALL, REQ_PUNCH, REQ_STATFS, ...
+    REQ_FSYNC, REQ_FSYNCDIR, REQ_SYNC_ALL, REQ_PUNCH, REQ_STATFS, REQ_FALLOCATE, REQ_COPY, REQ_TMPFILE, ...
 };
 
 #define REQUEST_DONE ...
@@ -155,12 +155,17 @@ int request_start(struct volume *v, struct request *request);
 int request_completion_fd(struct volume *v);
 struct request *request_next_completed(struct volume *v);
 void request_forget(struct volume *v, uint64_t ino, uint64_t lookups);
+void request_writers_unknown(struct volume *v);
 void request_note_writer(struct volume *v, uint64_t ino, int change);
 void volume_set_notify_fd(struct volume *v, int fuse_fd);
 
 /* ---- _transport.h ---- */
 
 #define TRANSPORT_MAX_READ ...
+#define TRANSPORT_MAX_READ_NATIVE ...
+#define TRANSPORT_CACHE_SECONDS ...
+#define TRANSPORT_OPCODES ...
+#define TRANSPORT_BUCKETS ...
 
 struct transport;
 
@@ -169,7 +174,20 @@ struct transport_init {
     uint64_t kernel_flags, reply_flags;
 };
 
-int transport_start(struct transport **t, int fuse_fd, int *session_fd);
+struct transport_opcode {
+    uint64_t native, forwarded, failed, total_ns;
+    uint64_t latency[...];
+};
+
+struct transport_options {
+    struct volume *volume;
+    bool fast_path;
+    unsigned readers;
+};
+
+int transport_start(struct transport **t, int fuse_fd, const struct transport_options *options, int *session_fd);
+void transport_stats(struct transport *t, struct transport_opcode *stats);
+uint64_t transport_bucket_ns(unsigned bucket);
 int transport_done_fd(struct transport *t);
 int transport_fuse_fd(struct transport *t);
 void transport_init_info(struct transport *t, struct transport_init *init);

@@ -1,64 +1,37 @@
-/* Two threads and two buffers between /dev/fuse and the socket pair; see _transport.h.
+/* Readers of /dev/fuse; see _transport.h.
  *
- *   kernel --read--> [requests thread] --send--> pair --> libfuse, pyfuse3
- *   kernel <--write-- [replies thread] <--recv-- pair <-- libfuse, pyfuse3
+ * One reader *leads*: it alone waits for requests, so that a request wakes one thread and none is woken in vain. It answers what needs
+ * no waiting itself and goes on leading; for the next request it first spins a little, because a wake-up across CPUs costs several
+ * times what the answer does. What may take long it does not do while it leads:
  *
- * INIT is negotiated here, not by libfuse: libfuse is told a protocol version from before splice(2), which a socket cannot do
- * reliably, and whatever it answers is replaced by what this file system wants and the kernel offers.
+ *   waits for the disk only    another reader is made leader, this one carries the request out
+ *   waits for more             the volume parks the request; whichever thread of the volume carries it out writes the reply
+ *   pyfuse3 has to answer      it is passed on
  *
- * The replies thread never writes anything but replies, and a reply never blocks in the kernel. So a full socket pair cannot
- * deadlock: pyfuse3 may wait for the replies thread, the requests thread for pyfuse3, and the kernel for the requests thread. */
-#include "_transport.h"
+ * When requests come faster than the leader answers them, others are woken to help, and read as long as there is something to
+ * read. */
+#include "_transport_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/fuse.h>
 #include <poll.h>
-#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 enum {
-    HEADER_ROOM = 4096,                 /* of a message beside its data: request headers, names */
-    MAX_DATA = 1 << 20,                 /* largest WRITE: 256 pages */
-    BUFFER_SIZE = MAX_DATA + HEADER_ROOM,
-    SKB_OVERHEAD = 64,                  /* the kernel wants a message to be a little smaller than the send buffer */
-    SOCKET_BUFFER = 8 << 20,            /* a few of the largest messages */
-    MIN_MINOR = 37,                     /* Linux 6.1 */
-    LIBFUSE_MINOR = 13,                 /* the last one without splice(2); every message after INIT looks the same */
-    MAX_BACKGROUND = 64,
-    RETRY_NS = 1000000,
-};
-
-/* What the kernel is asked for, as far as it offers it. Not among them, on purpose:
- * ATOMIC_O_TRUNC (pyfuse3's open is not told; the kernel sends SETATTR instead), READDIRPLUS_AUTO (pyfuse3 has no plain READDIR),
- * AUTO_INVAL_DATA (nobody else changes files), HANDLE_KILLPRIV (the kernel clears set-id bits itself), locks (local ones do). */
-static const uint64_t wanted_flags = FUSE_ASYNC_READ | FUSE_BIG_WRITES | FUSE_DONT_MASK | FUSE_DO_READDIRPLUS |
-                                     FUSE_ASYNC_DIO | FUSE_WRITEBACK_CACHE | FUSE_PARALLEL_DIROPS | FUSE_POSIX_ACL |
-                                     FUSE_MAX_PAGES | FUSE_CACHE_SYMLINKS | FUSE_EXPLICIT_INVAL_DATA;
-
-struct transport {
-    /* set once */
-    int fuse_fd;                        /* non-blocking */
-    int pair;                           /* our end */
-    int session_fd;                     /* pyfuse3's end */
-    int done_fd, stop_fd;               /* eventfds */
-    uint32_t max_data;                  /* bytes that fit into one message beside HEADER_ROOM */
-    pthread_t requests, replies;
-    uint8_t *request_buffer, *reply_buffer; /* BUFFER_SIZE each; used by their thread only */
-    /* guarded by `lock` */
-    pthread_mutex_t lock;
-    uint64_t init_unique;               /* of the INIT that waits for libfuse's answer; 0: none */
-    struct transport_init init;
+    DEFAULT_READERS = 8,                /* cold random reads gain up to there */
+    MAX_AWAKE = 4,                      /* readers that work at a time without waiting for the disk; no more than there are CPUs */
+    BACKLOG = 4,                        /* requests in a row without waiting: then a helper is worth a wake-up */
+    LONG_READ = 64 << 10,               /* bytes: opening them takes longer than waking somebody */
+    SPIN_NS = 50000,
+    SPIN_SCORE_MAX = 8, SPIN_SCORE_MIN = -64,
+    DRAIN_POLL_NS = 5000000,
 };
 
 static void signal_event(int fd)
@@ -68,239 +41,248 @@ static void signal_event(int fd)
     (void)ignored;
 }
 
-/* Returns 0 or -errno. A reply to a request that the kernel has given up meanwhile is no error. */
-static int write_reply(struct transport *t, const void *reply, size_t size)
+/* ---- roles ---- */
+
+/* Waits until there is something for this reader to do. False: the end. */
+static bool follow(struct reader *r)
 {
-    while (write(t->fuse_fd, reply, size) < 0) {
-        if (errno == ENOENT)
-            return 0;
-        if (errno != EINTR)
-            return -errno;
-    }
-    return 0;
-}
-
-static int reply_error(struct transport *t, uint64_t unique, int error)
-{
-    struct fuse_out_header reply = {.len = sizeof reply, .error = error, .unique = unique};
-
-    return write_reply(t, &reply, sizeof reply);
-}
-
-/* ---- INIT ---- */
-
-/* Returns false if the request was answered here. */
-static bool patch_init_request(struct transport *t, uint8_t *message, size_t size)
-{
-    struct fuse_in_header *header = (void *)message;
-    struct fuse_init_in *in = (void *)(header + 1);
-    bool usable;
-
-    if (size < sizeof *header + offsetof(struct fuse_init_in, flags2)) {
-        reply_error(t, header->unique, -EPROTO);
-        return false;
-    }
-    usable = in->major == FUSE_KERNEL_VERSION && in->minor >= MIN_MINOR;
-    pthread_mutex_lock(&t->lock);
-    t->init = (struct transport_init){.kernel_major = in->major, .kernel_minor = in->minor,
-                                      .max_readahead = in->max_readahead, .kernel_flags = in->flags};
-    if (size >= sizeof *header + sizeof *in && in->flags & FUSE_INIT_EXT)
-        t->init.kernel_flags |= (uint64_t)in->flags2 << 32;
-    t->init_unique = usable ? header->unique : 0;
-    pthread_mutex_unlock(&t->lock);
-    if (!usable) {
-        reply_error(t, header->unique, -EPROTO);
-        return false;
-    }
-    in->minor = LIBFUSE_MINOR;
-    return true;
-}
-
-/* Replaces libfuse's successful answer to INIT by ours; returns its size. */
-static size_t patch_init_reply(struct transport *t, uint8_t *message)
-{
-    struct fuse_out_header *header = (void *)message;
-    struct fuse_init_out *out = (void *)(header + 1);
-
-    header->len = sizeof *header + sizeof *out;
-    pthread_mutex_lock(&t->lock);
-    t->init_unique = 0;
-    t->init.reply_flags = t->init.kernel_flags & wanted_flags;
-    t->init.max_write = t->max_data;
-    if (t->init.max_readahead > MAX_DATA)
-        t->init.max_readahead = MAX_DATA;
-    *out = (struct fuse_init_out){
-        .major = FUSE_KERNEL_VERSION,
-        .minor = MIN_MINOR,
-        .max_readahead = t->init.max_readahead,
-        .flags = (uint32_t)t->init.reply_flags,
-        .max_background = MAX_BACKGROUND,
-        .congestion_threshold = MAX_BACKGROUND * 3 / 4,
-        .max_write = t->max_data,
-        .time_gran = 1,
-        .max_pages = (uint16_t)(t->max_data / 4096),
-    };
-    pthread_mutex_unlock(&t->lock);
-    return header->len;
-}
-
-static bool is_init_reply(struct transport *t, uint64_t unique)
-{
-    bool is;
+    struct transport *t = r->transport;
+    bool go;
 
     pthread_mutex_lock(&t->lock);
-    is = unique != 0 && unique == t->init_unique;
+    t->awake--;
+    t->followers++;
+    while (!t->ended && t->leader && t->wanted == 0)
+        pthread_cond_wait(&t->role_free, &t->lock);
+    t->followers--;
+    t->awake++;
+    go = !t->ended;
+    if (go && !t->leader)
+        t->leader = r->leads = true;
+    else if (go)
+        t->wanted--;
     pthread_mutex_unlock(&t->lock);
-    return is;
+    return go;
 }
 
-/* ---- kernel -> pyfuse3 ---- */
-
-/* Returns the size of a request, or 0 when the connection has ended or transport_stop wants us to. */
-static size_t read_request(struct transport *t)
+/* This reader will be away, waiting for the disk. False: it leads and nobody is there to take over, so it must not. */
+static bool go_away(struct reader *r)
 {
-    for (;;) {
-        ssize_t size = read(t->fuse_fd, t->request_buffer, BUFFER_SIZE);
+    struct transport *t = r->transport;
+    bool may;
 
-        if (size >= (ssize_t)sizeof(struct fuse_in_header))
-            return (size_t)size;
-        if (size >= 0)
-            return 0;
-        if (errno == EAGAIN) {
-            struct pollfd p[2] = {{.fd = t->fuse_fd, .events = POLLIN}, {.fd = t->stop_fd, .events = POLLIN}};
-
-            poll(p, 2, -1);
-            if (p[1].revents != 0)
-                return 0;
-        } else if (errno != EINTR && errno != ENOENT) { /* ENOENT: the request was interrupted before we had it */
-            return 0;                   /* ENODEV: unmounted; ECONNABORTED: aborted */
-        }
+    pthread_mutex_lock(&t->lock);
+    may = !r->leads || t->followers > 0;
+    if (may && r->leads) {
+        t->leader = r->leads = false;
+        pthread_cond_signal(&t->role_free);
     }
+    if (may)
+        t->awake--;
+    pthread_mutex_unlock(&t->lock);
+    return may;
 }
 
-static bool forward(struct transport *t, size_t size)
+static void come_back(struct reader *r)
 {
-    /* A message needs contiguous kernel memory; on a fragmented machine it may take a moment. */
-    while (send(t->pair, t->request_buffer, size, MSG_NOSIGNAL) < 0) {
-        if (errno == ENOBUFS || errno == ENOMEM)
-            nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
-        else if (errno != EINTR)
-            return false;
-    }
-    return true;
+    pthread_mutex_lock(&r->transport->lock);
+    r->transport->awake++;
+    pthread_mutex_unlock(&r->transport->lock);
 }
 
-static void *pass_requests(void *arg)
+static void call_helper(struct transport *t)
 {
-    struct transport *t = arg;
-    size_t size;
-
-    prctl(PR_SET_NAME, "encfsd-requests");
-    prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);       /* the kernel may need us in order to free memory; fails without privilege */
-    while ((size = read_request(t)) > 0) {
-        struct fuse_in_header *header = (void *)t->request_buffer;
-
-        if (header->opcode == FUSE_INTERRUPT) {
-            /* pyfuse3 cannot interrupt a handler. The first answer that finds its request still running makes the kernel
-             * stop asking. */
-            reply_error(t, header->unique, -ENOSYS);
-            continue;
-        }
-        if (header->opcode == FUSE_INIT && !patch_init_request(t, t->request_buffer, size))
-            continue;
-        if (!forward(t, size))
-            break;
+    pthread_mutex_lock(&t->lock);
+    if (t->followers > t->wanted && t->awake + t->wanted < t->max_awake) {
+        t->wanted++;
+        pthread_cond_signal(&t->role_free);
     }
+    pthread_mutex_unlock(&t->lock);
+}
+
+/* The connection is done: everybody goes. */
+static void end(struct transport *t)
+{
+    pthread_mutex_lock(&t->lock);
+    t->ended = true;
+    pthread_cond_broadcast(&t->role_free);
+    pthread_mutex_unlock(&t->lock);
     signal_event(t->done_fd);
+}
+
+/* ---- waiting for requests ---- */
+
+/* Reads without sleeping for a while, if that has been worth it lately. Yields, so that on a single CPU the program that would send
+ * the next request can run. 1: a request is there, 0: none came, -errno. */
+static int spin(struct reader *r, struct message *m)
+{
+    uint64_t until;
+    int got = 0;
+
+    if (r->spin_score <= 0) {           /* after a while it gets another try */
+        r->spin_score = r->spin_score == SPIN_SCORE_MIN ? 1 : r->spin_score - 1;
+        return 0;
+    }
+    until = monotonic_ns() + SPIN_NS;
+    do {
+        sched_yield();
+        got = message_receive(r->transport, m);
+    } while (got == 0 && monotonic_ns() < until);
+    if (got > 0 && r->spin_score < SPIN_SCORE_MAX)
+        r->spin_score++;
+    else if (got == 0)
+        r->spin_score /= 2;
+    return got;
+}
+
+/* For the leader. 1: a request was read, -errno: the end. */
+static int wait_for_request(struct reader *r, struct message *m)
+{
+    struct transport *t = r->transport;
+    int got = spin(r, m);
+
+    while (got == 0) {
+        struct pollfd p[2] = {{.fd = t->fuse_fd, .events = POLLIN}, {.fd = t->stop_fd, .events = POLLIN}};
+
+        poll(p, 2, -1);
+        if (p[1].revents != 0)
+            return -ECANCELED;
+        got = message_receive(t, m);
+    }
+    return got;
+}
+
+/* Reads the next request. A reader without a role reads as long as there is something to read. False: the end. */
+static bool next_request(struct reader *r, struct message *m)
+{
+    int got = 0;
+
+    while (got == 0) {
+        got = message_receive(r->transport, m);
+        if (got > 0 && r->leads && ++r->immediate >= BACKLOG)
+            call_helper(r->transport);
+        if (got == 0 && r->leads) {
+            r->immediate = 0;
+            got = wait_for_request(r, m);
+        } else if (got == 0 && !follow(r)) {
+            return false;
+        }
+    }
+    if (got < 0)
+        end(r->transport);
+    return got > 0;
+}
+
+/* ---- carrying out ---- */
+
+static void note_in_flight(struct transport *t, int change)
+{
+    pthread_mutex_lock(&t->lock);
+    t->in_flight += (unsigned)change;
+    pthread_mutex_unlock(&t->lock);
+}
+
+void message_done(struct message *m)
+{
+    struct transport *t = m->transport;
+
+    message_give(m);
+    note_in_flight(t, -1);
+}
+
+static bool is_long(const struct message *m)
+{
+    return m->opcode == FUSE_READ && m->request.size >= LONG_READ && m->transport->max_awake > 1;
+}
+
+/* Returns the message that the reader goes on with: never NULL. */
+static struct message *carry_out(struct reader *r, struct message *m)
+{
+    struct transport *t = r->transport;
+    struct message *next;
+
+    if (!is_long(m) && request_try(t->volume, &m->request)) {
+        native_reply(m);
+        return m;
+    }
+    if (request_waits_for_disk_only(&m->request) && go_away(r)) {
+        request_carry_out(t->volume, &m->request);
+        native_reply(m);
+        come_back(r);
+        return m;
+    }
+    next = message_take(t);
+    if (next == NULL) {                 /* better slow than not at all */
+        request_carry_out(t->volume, &m->request);
+        native_reply(m);
+        return m;
+    }
+    note_in_flight(t, 1);
+    request_park(t->volume, &m->request);
+    return next;
+}
+
+/* Who reads requests must not wait for pyfuse3 while others can. Returns the message, or NULL when pyfuse3 is gone. */
+static struct message *forward(struct reader *r, struct message *m)
+{
+    struct transport *t = r->transport;
+
+    if (m->opcode != FUSE_INIT)
+        count_forwarded(m);
+    enum forwarding done = session_forward(t, m, false);
+    if (done == FORWARD_WOULD_WAIT) {
+        bool away = go_away(r);
+        done = session_forward(t, m, true);
+        if (away)
+            come_back(r);
+    }
+    if (done == FORWARDED)
+        return m;
+    message_give(m);
     return NULL;
 }
 
-/* ---- pyfuse3 -> kernel ---- */
-
-static void *pass_replies(void *arg)
+/* Returns the message to go on with, or NULL when pyfuse3 is gone. */
+static struct message *serve(struct reader *r, struct message *m)
 {
-    struct transport *t = arg;
+    struct transport *t = r->transport;
 
-    prctl(PR_SET_NAME, "encfsd-replies");
-    prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
-    for (;;) {
-        ssize_t received = recv(t->pair, t->reply_buffer, BUFFER_SIZE, MSG_TRUNC);
-        struct fuse_out_header *header = (void *)t->reply_buffer;
-        size_t size = (size_t)received;
-        int result;
-
-        if (received < 0 && errno == EINTR)
-            continue;
-        if (received <= 0)
-            return NULL;
-        if (size < sizeof *header || header->unique == 0)
-            continue;                   /* a notification may block, so it must not come this way: see transport_fuse_fd */
-        if (size > BUFFER_SIZE) {
-            reply_error(t, header->unique, -EIO);
-            continue;
-        }
-        if (header->error == 0 && is_init_reply(t, header->unique))
-            size = patch_init_reply(t, t->reply_buffer);
-        result = write_reply(t, t->reply_buffer, size);
-        /* A refused reply must not leave its request, and whoever waits for it, hanging. */
-        if (result < 0 && result != -ENODEV && result != -ECONNABORTED)
-            reply_error(t, header->unique, -EIO);
+    if (m->opcode == FUSE_INTERRUPT) {
+        /* Nothing is interrupted in here, and pyfuse3 cannot. The first answer that finds its request still running makes the kernel
+         * stop asking. */
+        reply_error(t, m->unique, -ENOSYS);
+        count_native(m, false);
+        return m;
     }
+    if (m->opcode == FUSE_INIT && !init_request(t, message_in(m), m->size))
+        return m;
+    if (t->fast_path) {
+        switch (native_decode(m)) {
+        case NATIVE_READY: return carry_out(r, m);
+        case NATIVE_ANSWERED: return m;
+        case NATIVE_FOREIGN: break;
+        }
+    }
+    return forward(r, m);
+}
+
+static void *read_requests(void *arg)
+{
+    struct reader *r = arg;
+    struct message *m = r->first;
+
+    prctl(PR_SET_NAME, "encfsd-fuse");
+    prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);       /* the kernel may need us in order to free memory; fails without privilege */
+    while (m != NULL && next_request(r, m))
+        m = serve(r, m);
+    if (m == NULL)
+        end(r->transport);
+    else
+        message_give(m);
+    return NULL;
 }
 
 /* ---- start and stop ---- */
-
-/* Makes a socket's send buffer as large as we may; returns the number of data bytes that fit into one message. */
-static int size_send_buffer(int fd)
-{
-    int size = SOCKET_BUFFER;
-    socklen_t len = sizeof size;
-
-    if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof size) < 0)
-        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
-    if (getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, &len) < 0)
-        return -errno;
-    size -= HEADER_ROOM + SKB_OVERHEAD;
-    if (size < TRANSPORT_MAX_READ)
-        return -ENOBUFS;
-    return size < MAX_DATA ? size & ~(TRANSPORT_MAX_READ - 1) : MAX_DATA;
-}
-
-static int open_pair(struct transport *t)
-{
-    int pair[2];
-
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
-        return -errno;
-    t->pair = pair[0];
-    t->session_fd = pair[1];
-    for (int i = 0; i < 2; i++) {
-        int room = size_send_buffer(pair[i]);
-
-        if (room < 0)
-            return room;
-        t->max_data = (uint32_t)room;
-    }
-    return 0;
-}
-
-static uint8_t *allocate_buffer(void)
-{
-    uint8_t *buffer = mmap(NULL, BUFFER_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-
-    if (buffer == MAP_FAILED)
-        return NULL;
-    madvise(buffer, BUFFER_SIZE, MADV_DONTDUMP);        /* plaintext passes through */
-    return buffer;
-}
-
-static void free_buffer(uint8_t *buffer)
-{
-    if (buffer != NULL) {
-        explicit_bzero(buffer, BUFFER_SIZE);
-        munmap(buffer, BUFFER_SIZE);
-    }
-}
 
 static void close_if_open(int fd)
 {
@@ -315,10 +297,18 @@ static void transport_free(struct transport *t)
     close_if_open(t->session_fd);
     close_if_open(t->done_fd);
     close_if_open(t->stop_fd);
-    free_buffer(t->request_buffer);
-    free_buffer(t->reply_buffer);
+    messages_free(t);
+    free(t->counters);
+    pthread_cond_destroy(&t->role_free);
     pthread_mutex_destroy(&t->lock);
     free(t);
+}
+
+static unsigned usable_cpus(void)
+{
+    cpu_set_t cpus;
+
+    return sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? (unsigned)CPU_COUNT(&cpus) : 1;
 }
 
 static int open_everything(struct transport *t)
@@ -328,39 +318,70 @@ static int open_everything(struct transport *t)
 
     if (flags < 0 || fcntl(t->fuse_fd, F_SETFL, flags | O_NONBLOCK) < 0)
         return -errno;
-    result = open_pair(t);
+    result = session_open(t);
     if (result < 0)
         return result;
     t->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     t->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (t->done_fd < 0 || t->stop_fd < 0)
         return -errno;
-    t->request_buffer = allocate_buffer();
-    t->reply_buffer = allocate_buffer();
-    return t->request_buffer != NULL && t->reply_buffer != NULL ? 0 : -ENOMEM;
+    return counters_create(t);
+}
+
+/* Messages that readers begin with are taken here, where there is somebody to tell that there is no memory. */
+static int take_first_messages(struct transport *t)
+{
+    t->reply_message = message_take(t);
+    if (t->reply_message == NULL)
+        return -ENOMEM;
+    for (unsigned i = 0; i < t->reader_count; i++) {
+        t->reader[i] = (struct reader){.transport = t, .first = message_take(t), .spin_score = 1};
+        if (t->reader[i].first == NULL) {
+            while (i-- > 0)
+                message_give(t->reader[i].first);
+            message_give(t->reply_message);
+            return -ENOMEM;
+        }
+    }
+    return 0;
+}
+
+/* Ends the first n readers and, if it runs, the replies thread. */
+static void stop_threads(struct transport *t, unsigned n, bool replies)
+{
+    signal_event(t->stop_fd);
+    end(t);
+    shutdown(t->pair, SHUT_RDWR);       /* wakes a thread that sends or receives */
+    for (unsigned i = 0; i < n; i++)
+        pthread_join(t->reader[i].thread, NULL);
+    for (unsigned i = n; i < t->reader_count; i++)
+        message_give(t->reader[i].first);
+    if (replies)
+        pthread_join(t->replies, NULL);
+    message_give(t->reply_message);
 }
 
 /* Signals are the event loop's: the threads block them all. */
 static int start_threads(struct transport *t)
 {
     sigset_t all, before;
+    unsigned started = 0;
     int error;
 
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
-    error = pthread_create(&t->replies, NULL, pass_replies, t);
-    if (error == 0) {
-        error = pthread_create(&t->requests, NULL, pass_requests, t);
-        if (error != 0) {
-            shutdown(t->pair, SHUT_RDWR);
-            pthread_join(t->replies, NULL);
-        }
-    }
+    error = pthread_create(&t->replies, NULL, session_replies, t);
+    bool replies = error == 0;
+    t->awake = t->reader_count;
+    for (; error == 0 && started < t->reader_count; started += error == 0)
+        error = pthread_create(&t->reader[started].thread, NULL, read_requests, &t->reader[started]);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0)
+        stop_threads(t, started, replies);
     return -error;
 }
 
-int transport_start(struct transport **transport, int fuse_fd, int *session_fd)
+int transport_start(struct transport **transport, int fuse_fd, const struct transport_options *options, int *session_fd)
 {
     struct transport *t = calloc(1, sizeof *t);
     int result;
@@ -369,10 +390,21 @@ int transport_start(struct transport **transport, int fuse_fd, int *session_fd)
         close(fuse_fd);
         return -ENOMEM;
     }
+    if (options->fast_path)
+        request_writers_unknown(options->volume);
+    t->volume = options->volume;
+    t->fast_path = options->fast_path;
+    t->reader_count = !t->fast_path ? 1 : options->readers != 0 ? options->readers : DEFAULT_READERS;
+    if (t->reader_count > MAX_READERS)
+        t->reader_count = MAX_READERS;
+    t->max_awake = usable_cpus() < MAX_AWAKE ? usable_cpus() : MAX_AWAKE;
     t->fuse_fd = fuse_fd;
     t->pair = t->session_fd = t->done_fd = t->stop_fd = -1;
     pthread_mutex_init(&t->lock, NULL);
+    pthread_cond_init(&t->role_free, NULL);
     result = open_everything(t);
+    if (result == 0)
+        result = take_first_messages(t);
     if (result == 0)
         result = start_threads(t);
     if (result < 0) {
@@ -384,15 +416,9 @@ int transport_start(struct transport **transport, int fuse_fd, int *session_fd)
     return 0;
 }
 
-int transport_done_fd(struct transport *t)
-{
-    return t->done_fd;
-}
+int transport_done_fd(struct transport *t) { return t->done_fd; }
 
-int transport_fuse_fd(struct transport *t)
-{
-    return t->fuse_fd;
-}
+int transport_fuse_fd(struct transport *t) { return t->fuse_fd; }
 
 void transport_init_info(struct transport *t, struct transport_init *init)
 {
@@ -401,11 +427,35 @@ void transport_init_info(struct transport *t, struct transport_init *init)
     pthread_mutex_unlock(&t->lock);
 }
 
+/* A request in flight may wait for the kernel, which waits for an answer to a WRITE: as there are no readers any more, it gets an
+ * error. */
+static void refuse_requests(struct transport *t)
+{
+    struct message *m = t->reply_message;
+
+    while (message_receive(t, m) > 0)
+        if (m->opcode != FUSE_FORGET && m->opcode != FUSE_BATCH_FORGET)
+            reply_error(t, m->unique, -EIO);
+}
+
+static bool in_flight(struct transport *t)
+{
+    pthread_mutex_lock(&t->lock);
+    bool any = t->in_flight > 0;
+    pthread_mutex_unlock(&t->lock);
+    return any || (t->volume != NULL && volume_pulls_pages(t->volume));
+}
+
 void transport_stop(struct transport *t)
 {
-    signal_event(t->stop_fd);
-    shutdown(t->pair, SHUT_RDWR);       /* wakes a thread that sends or receives */
-    pthread_join(t->requests, NULL);
-    pthread_join(t->replies, NULL);
+    stop_threads(t, t->reader_count, true);
+    t->reply_message = message_take(t);
+    while (in_flight(t)) {
+        if (t->reply_message != NULL)
+            refuse_requests(t);
+        nanosleep(&(struct timespec){.tv_nsec = DRAIN_POLL_NS}, NULL);
+    }
+    if (t->reply_message != NULL)
+        message_give(t->reply_message);
     transport_free(t);                  /* closing /dev/fuse aborts a connection that is still there */
 }

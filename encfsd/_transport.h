@@ -16,6 +16,9 @@ enum {
     TRANSPORT_MAX_READ = 128 << 10,
     /* The same with the fast path. */
     TRANSPORT_MAX_READ_NATIVE = 1 << 20,
+    /* Seconds for which the kernel may keep entries and attributes. Nobody else changes the volume, so what it knows stays true; finite
+     * only because there must be one. */
+    TRANSPORT_CACHE_SECONDS = 3600,
     TRANSPORT_OPCODES = 64,             /* opcodes of FUSE are smaller; what is not counts as 0 */
     TRANSPORT_BUCKETS = 128,            /* of a latency histogram */
 };

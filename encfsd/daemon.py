@@ -61,10 +61,11 @@ _T = TypeVar("_T")
 class _Transport:
     """The native transport of one mount."""
 
-    def __init__(self, fuse_fd: int) -> None:
+    def __init__(self, fuse_fd: int, volume: Any, *, fast_path: bool) -> None:
         """Take over `fuse_fd`. Raises NoPermission if this user's socket buffers are too small."""
         handle, session = ffi.new("struct transport **"), ffi.new("int *")
-        result = lib.transport_start(handle, fuse_fd, session)
+        options = ffi.new("struct transport_options *", {"volume": volume, "fast_path": fast_path})
+        result = lib.transport_start(handle, fuse_fd, options, session)
         if result == -errno.ENOBUFS:
             raise NoPermission("net.core.wmem_max", "it must be 256 KiB or more")
         check(result)
@@ -205,7 +206,7 @@ class Daemon:
             self._fail(error)
             return
         try:
-            transport = _Transport(fuse_fd)
+            transport = _Transport(fuse_fd, opened.handle, fast_path=True)
             lib.volume_set_notify_fd(opened.handle, transport.fuse_fd)
             try:
                 await self._serve(opened, transport)

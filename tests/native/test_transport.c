@@ -24,7 +24,7 @@ static void start(void)
     for (int i = 0; i < 2; i++)
         setsockopt(pair[i], SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof size);
     kernel = pair[0];
-    CHECK_EQ(transport_start(&transport, pair[1], &session), 0);
+    CHECK_EQ(transport_start(&transport, pair[1], &(struct transport_options){0}, &session), 0);
 }
 
 static void stop(void)
@@ -279,6 +279,6 @@ TEST(start_closes_the_descriptor_when_it_fails)
     struct transport *t = NULL;
     int fd;
 
-    CHECK_EQ(transport_start(&t, -1, &fd), -EBADF);
+    CHECK_EQ(transport_start(&t, -1, &(struct transport_options){0}, &fd), -EBADF);
     CHECK(t == NULL);
 }
