@@ -384,7 +384,7 @@ static int write_removal(struct namespace *ns, const struct attr *dir, const str
     int r = transaction_begin(ns);
     if (r < 0)
         return r;
-    r = RUN(ns, SQL_ENTRY_DELETE, INT(entry->parent), INT(entry->cookie));
+    r = entry_delete(ns, entry);
     if (r == 0)
         r = inode_links(ns, entry->ino, nlink, now);
     if (r == 0)

@@ -22,6 +22,7 @@ enum {
     COOKIE_DOTDOT = 2,
     COOKIE_FIRST = 3,
     CLOSING_MAX = 8,
+    SEARCHES = 16,              /* results of searches that are kept; power of two */
 };
 
 enum statement {
@@ -38,6 +39,21 @@ enum statement {
     SQL_VALUE_GET, SQL_VALUE_PUT,
     SQL_FREE_PAGES, SQL_SHRINK,
     STATEMENTS,
+};
+
+struct entry_row {
+    uint64_t parent, cookie, ino;
+    uint32_t type;              /* S_IFMT bits of the inode's mode */
+};
+
+/* What entry_find found out: the kernel looks a name up before it creates or removes it, and a second search would be a sixth of a
+ * create, a fifth of an unlink. True until an entry with one of the cookies changes. */
+struct search {
+    struct entry_row entry;
+    uint64_t base;              /* first of the COOKIE_PROBES cookies that were searched */
+    bool found;
+    uint8_t len;                /* of the name; 0: nothing is kept here */
+    char name[NAME_MAX_BYTES];
 };
 
 struct namespace {
@@ -60,6 +76,7 @@ struct namespace {
     int64_t inode_count;        /* rows of `inode`; -1: not counted yet */
     int64_t inode_count_change; /* by the running transaction */
     bool statement_failed;      /* in the running transaction */
+    struct search searches[SEARCHES];       /* by base */
     struct object *closing[CLOSING_MAX];    /* of dropped inodes: closed after the mutex is released */
     unsigned closing_count;
 
@@ -94,14 +111,13 @@ int statement_next(struct namespace *ns, sqlite3_stmt *stmt);
 
 /* ---- _namespace_rows.c: rows ---- */
 
-struct entry_row {
-    uint64_t parent, cookie, ino;
-    uint32_t type;              /* S_IFMT bits of the inode's mode */
-};
-/* Finds a name. -ENOENT: there is none; then entry->cookie is the one that it would get, or 0 if COOKIE_PROBES other names
+/* Finds a name; not in a transaction that has changed entries. -ENOENT: there is none; then entry->cookie is the one that it would get, or 0 if COOKIE_PROBES other names
  * have taken all of them. */
 int entry_find(struct namespace *ns, uint64_t parent, const char *name, size_t len, struct entry_row *entry);
+/* In a transaction; no other code changes entries. */
 int entry_insert(struct namespace *ns, const struct entry_row *entry, const char *name, size_t len);
+int entry_replace(struct namespace *ns, const struct entry_row *entry, uint64_t ino, uint32_t type);
+int entry_delete(struct namespace *ns, const struct entry_row *entry);
 
 /* 0, -EINVAL or -ENAMETOOLONG. No lock. */
 int name_check(const char *name, size_t len);

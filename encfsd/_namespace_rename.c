@@ -106,13 +106,13 @@ static int write_entries(struct namespace *ns, const struct side *from, const st
         struct entry_row entry = {new->parent, new->cookie, old->ino, old->type};
         r = entry_insert(ns, &entry, to->name, to->len);
     } else {
-        r = RUN(ns, SQL_ENTRY_REPLACE, INT(old->ino), INT(old->type), INT(new->parent), INT(new->cookie));
+        r = entry_replace(ns, new, old->ino, old->type);
     }
     if (r < 0)
         return r;
     if (exchange)
-        return RUN(ns, SQL_ENTRY_REPLACE, INT(new->ino), INT(new->type), INT(old->parent), INT(old->cookie));
-    return RUN(ns, SQL_ENTRY_DELETE, INT(old->parent), INT(old->cookie));
+        return entry_replace(ns, old, new->ino, new->type);
+    return entry_delete(ns, old);
 }
 
 /* The row of an inode that moves to the directory of `to`. */

@@ -136,9 +136,25 @@ static uint64_t cookie_base(const struct namespace *ns, const char *name, size_t
     return COOKIE_FIRST + ns->hash(ns->hash_key, name, len) % room;
 }
 
-int entry_find(struct namespace *ns, uint64_t parent, const char *name, size_t len, struct entry_row *entry)
+static bool is_of(const struct search *s, uint64_t parent, uint64_t base, const char *name, size_t len)
 {
-    uint64_t base = cookie_base(ns, name, len), end = base + COOKIE_PROBES, candidate = base;
+    return s->entry.parent == parent && s->base == base && s->len == len && memcmp(s->name, name, len) == 0;
+}
+
+/* What is kept of this cookie is not true any more. */
+static void forget_searches(struct namespace *ns, const struct entry_row *changed)
+{
+    for (size_t i = 0; i < SEARCHES; i++) {
+        struct search *s = &ns->searches[i];
+        if (s->entry.parent == changed->parent && changed->cookie - s->base < COOKIE_PROBES)
+            s->len = 0;
+    }
+}
+
+/* Reads the entries with the cookies that the name may have: 0, -ENOENT or another error. */
+static int search(struct namespace *ns, uint64_t parent, uint64_t base, const char *name, size_t len, struct entry_row *entry)
+{
+    uint64_t end = base + COOKIE_PROBES, candidate = base;
     sqlite3_stmt *stmt = QUERY(ns, SQL_ENTRY_FIND, INT(parent), INT(base), INT(end - 1));
     int r;
     entry->parent = parent;
@@ -160,10 +176,42 @@ int entry_find(struct namespace *ns, uint64_t parent, const char *name, size_t l
     return -ENOENT;
 }
 
+int entry_find(struct namespace *ns, uint64_t parent, const char *name, size_t len, struct entry_row *entry)
+{
+    uint64_t base = cookie_base(ns, name, len);
+    struct search *s = &ns->searches[base % SEARCHES];
+    if (!is_of(s, parent, base, name, len)) {
+        s->len = 0;
+        int r = search(ns, parent, base, name, len, entry);
+        if (r != 0 && r != -ENOENT)
+            return r;
+        s->entry = *entry;
+        s->base = base;
+        s->found = r == 0;
+        s->len = (uint8_t)len;
+        memcpy(s->name, name, len);
+    }
+    *entry = s->entry;
+    return s->found ? 0 : -ENOENT;
+}
+
 int entry_insert(struct namespace *ns, const struct entry_row *entry, const char *name, size_t len)
 {
+    forget_searches(ns, entry);
     return RUN(ns, SQL_ENTRY_INSERT, INT(entry->parent), INT(entry->cookie), BLOB(name, len), INT(entry->ino),
                INT(entry->type));
+}
+
+int entry_replace(struct namespace *ns, const struct entry_row *entry, uint64_t ino, uint32_t type)
+{
+    forget_searches(ns, entry);
+    return RUN(ns, SQL_ENTRY_REPLACE, INT(ino), INT(type), INT(entry->parent), INT(entry->cookie));
+}
+
+int entry_delete(struct namespace *ns, const struct entry_row *entry)
+{
+    forget_searches(ns, entry);
+    return RUN(ns, SQL_ENTRY_DELETE, INT(entry->parent), INT(entry->cookie));
 }
 
 bool id_is_zero(const uint8_t id[ID_SIZE])
