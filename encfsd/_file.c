@@ -60,6 +60,9 @@ static int open_object(struct volume *v, struct inode *inode)
         return 0;
     if (active_epoch && !v->options.read_only)
         return -EIO;
+    rc = inode_need_work(inode);
+    if (rc)
+        return rc;
     if (active_epoch)
         rc = object_recover(&inode->object, &v->env, inode->object_id, &inode->record, active_epoch, &adopted);
     else
@@ -75,8 +78,8 @@ static int open_object(struct volume *v, struct inode *inode)
         take_object_attr(inode);
     } else {
         object_pin_root(inode->object, &inode->record);
-        inode->pin = inode->record;
-        inode->pinned = true;
+        inode->work->pin = inode->record;
+        inode->work->pinned = true;
     }
     return 0;
 }
@@ -151,7 +154,7 @@ static struct object *lend(struct inode *inode)
 {
     struct object *o = inode->object;
 
-    inode->object_users++;
+    inode->work->object_users++;
     pthread_mutex_unlock(&inode->lock);
     return o;
 }
@@ -159,7 +162,7 @@ static struct object *lend(struct inode *inode)
 static void give_back(struct inode *inode)
 {
     pthread_mutex_lock(&inode->lock);
-    inode->object_users--;
+    inode->work->object_users--;
 }
 
 int file_object(struct volume *v, struct inode *inode, struct object **object)
@@ -205,7 +208,9 @@ static int move_to_object(struct volume *v, struct inode *inode)
     room_for_object(v, inode, CHANGE);
     if (has_object(inode))                      /* somebody else was faster */
         return open_object(v, inode);
-    rc = random_bytes(id, ID_SIZE);
+    rc = inode_need_work(inode);
+    if (!rc)
+        rc = random_bytes(id, ID_SIZE);
     if (!rc)
         rc = object_create(&o, &v->env, id);
     if (rc)
@@ -249,6 +254,25 @@ static int write_inline(struct volume *v, struct inode *inode, const void *buffe
     return 0;
 }
 
+/* Inode lock held. */
+static void add_lost(struct inode *inode, uint64_t first, uint64_t last, int error)
+{
+    struct inode_work *work;
+    bool none;
+
+    if (inode_need_work(inode)) {
+        inode->lost_whole = true;
+        return;
+    }
+    work = inode->work;
+    none = work->lost_first >= work->lost_last;
+    if (none || first < work->lost_first)
+        work->lost_first = first;
+    if (none || last > work->lost_last)
+        work->lost_last = last;
+    work->lost_error = error;
+}
+
 /* A WRITE of the kernel's that fails leaves pages in its cache that look written: one fsync reports that, the next would not, and reads
  * show what is not stored until the pages go. So the range is remembered until it is written or cut off, fsync goes on failing
  * meanwhile, and the next group has the pages dropped. */
@@ -260,12 +284,8 @@ static void note_lost(struct volume *v, uint64_t ino, uint64_t first, uint64_t l
     if (ns_get_inode(v->ns, ino, &inode, 0))
         return;
     pthread_mutex_lock(&inode->lock);
-    told = inode->lost_first < inode->lost_last;
-    if (!told || first < inode->lost_first)
-        inode->lost_first = first;
-    if (!told || last > inode->lost_last)
-        inode->lost_last = last;
-    inode->lost_error = error;
+    told = inode_lost(inode) != 0;
+    add_lost(inode, first, last, error);
     inode->pages_stale = true;
     if (!told)
         volume_log(v, "inode %llu: contents could not be stored: %s; fsync fails until they are written again",
@@ -279,10 +299,16 @@ static void note_lost(struct volume *v, uint64_t ino, uint64_t first, uint64_t l
 /* Bytes [first, last) are stored, or gone: what is lost of the range is what lies outside of them. Inode lock held. */
 static void forget_lost(struct inode *inode, uint64_t first, uint64_t last)
 {
-    if (first <= inode->lost_first && last > inode->lost_first)
-        inode->lost_first = last < inode->lost_last ? last : inode->lost_last;
-    else if (first < inode->lost_last && last >= inode->lost_last)
-        inode->lost_last = first;
+    struct inode_work *work = inode->work;
+
+    if (first == 0 && last == UINT64_MAX)
+        inode->lost_whole = false;
+    if (!work)
+        return;
+    if (first <= work->lost_first && last > work->lost_first)
+        work->lost_first = last < work->lost_last ? last : work->lost_last;
+    else if (first < work->lost_last && last >= work->lost_last)
+        work->lost_last = first;
 }
 
 /* What an application may be told: an errno that only the backing directory explains would mislead it. */
@@ -660,11 +686,11 @@ static void close_if_idle(void *arg, struct inode *inode)
         ns_put_inode(sweep->volume->ns, inode);
         return;
     }
-    if (inode->object && inode->object_users == 0 && inode->has_record && !object_is_dirty(inode->object) &&
+    if (inode->object && inode->work->object_users == 0 && inode->has_record && !object_is_dirty(inode->object) &&
         (!sweep->volume->groups || groups_idle(sweep->volume->groups, inode))) {
         o = inode->object;
         inode->object = NULL;
-        inode->pinned = false;
+        inode_end_work(inode);
     }
     pthread_mutex_unlock(&inode->lock);
     if (o)

@@ -237,12 +237,12 @@ static int solo_commit(struct groups *g, struct inode *inode, struct object *o)
     pthread_mutex_lock(&g->mutex);
     while (inode->commit_in_flight)
         pthread_cond_wait(&g->progress, &g->mutex);
-    if (!inode->active || inode->active_mark > g->stats.durable_mark) {
+    if (!inode->active || inode->work->active_mark > g->stats.durable_mark) {
         pthread_mutex_unlock(&g->mutex);
         return -EAGAIN;
     }
     inode->commit_in_flight = true;
-    inode->solo_since_group++;
+    inode->work->solo_since_group++;
     g->stats.solo_commits++;
     pthread_mutex_unlock(&g->mutex);
 
@@ -305,11 +305,11 @@ int groups_fsync(struct groups *g, uint64_t ino, bool datasync)
         pthread_mutex_lock(&inode->lock);
         if (inode->object && !o) {
             o = inode->object;
-            inode->object_users++;
+            inode->work->object_users++;
         }
         again = inode->has_record;
         clean = is_clean(inode, datasync);
-        lost = inode->lost_first < inode->lost_last ? inode->lost_error : 0;
+        lost = inode_lost(inode);
         pthread_mutex_lock(&g->mutex);
         established = inode->meta_mark <= g->stats.durable_mark;
         running = inode->commit_in_flight || inode->in_group;
@@ -328,7 +328,7 @@ int groups_fsync(struct groups *g, uint64_t ino, bool datasync)
     }
     if (o) {
         pthread_mutex_lock(&inode->lock);
-        inode->object_users--;
+        inode->work->object_users--;
         pthread_mutex_unlock(&inode->lock);
     }
     ns_put_inode(v->ns, inode);

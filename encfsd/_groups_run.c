@@ -165,10 +165,10 @@ static int record_target(struct groups *g, struct target *t, bool last)
     }
 
     pthread_mutex_lock(&g->mutex);
-    stay = !last && (t->enter_active || (inode->active && (inode->solo_since_group || inode->commit_in_flight)));
-    inode->solo_since_group = 0;
+    stay = !last && (t->enter_active || (inode->active && (inode->work->solo_since_group || inode->commit_in_flight)));
+    inode->work->solo_since_group = 0;
     if (stay && !inode->active)
-        inode->active_mark = UINT64_MAX;        /* durable when this group is */
+        inode->work->active_mark = UINT64_MAX;  /* durable when this group is */
     inode->active = stay;                       /* from here on no solo commit starts if it leaves the set */
     pthread_mutex_unlock(&g->mutex);
 
@@ -234,10 +234,10 @@ static void after_durable(struct groups *g, struct target_list *list, const stru
         if (!t->object || t->result)
             continue;
         /* Only the group thread changes pins of an open object while a volume is mounted. */
-        if (inode->pinned)
-            object_unpin_root(t->object, &inode->pin);
-        inode->pinned = t->named;
-        inode->pin = t->record;
+        if (inode->work->pinned)
+            object_unpin_root(t->object, &inode->work->pin);
+        inode->work->pinned = t->named;
+        inode->work->pin = t->record;
         object_release(t->object, &t->record);
         refresh_blocks(t);
     }
@@ -280,8 +280,8 @@ static void let_targets_go(struct groups *g, struct target_list *list, uint64_t 
         pthread_mutex_unlock(&inode->lock);
         pthread_mutex_lock(&g->mutex);
         inode->in_group = false;
-        if (durable && inode->active && inode->active_mark == UINT64_MAX)
-            inode->active_mark = mark;
+        if (durable && inode->active && inode->work->active_mark == UINT64_MAX)
+            inode->work->active_mark = mark;
         if (!deleted && (dirty || inode->active || t->result) && !inode->on_dirty_list) {
             groups_list_dirty(g, inode);
             inode_hold(g->v->inodes, inode);

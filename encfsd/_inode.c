@@ -8,7 +8,8 @@
 enum {
     SHARD_BITS = 6,
     SHARDS = 1 << SHARD_BITS,
-    FIRST_BUCKETS = 16,         /* of each shard; doubled as it fills */
+    FIRST_BUCKETS = 16,         /* of each shard; doubled when there are CHAIN inodes for each */
+    CHAIN = 2,                  /* so that a bucket costs an inode 4 to 8 bytes */
 };
 
 struct shard {
@@ -64,6 +65,7 @@ static void free_inode(struct inode *inode)
 {
     pthread_mutex_destroy(&inode->lock);
     free(inode->content);
+    free(inode->work);
     free(inode);
 }
 
@@ -142,7 +144,7 @@ struct inode *inode_get(struct inode_table *table, uint64_t ino, bool *created)
     pthread_mutex_lock(&inode->lock);
     struct shard *shard = shard_of(table, ino);
     pthread_mutex_lock(&shard->lock);
-    if (shard->count >= shard->bucket_count)
+    if (shard->count >= CHAIN * shard->bucket_count)
         grow(shard);
     struct inode **bucket = bucket_of(shard, ino);
     inode->hash_next = *bucket;
@@ -164,6 +166,29 @@ void inode_looked_up(struct inode_table *table, struct inode *inode, uint64_t n)
 static bool unused(const struct inode *inode)
 {
     return inode->lookups == 0 && inode->refs == 0;
+}
+
+int inode_need_work(struct inode *inode)
+{
+    if (inode->work == NULL)
+        inode->work = calloc(1, sizeof *inode->work);
+    return inode->work != NULL ? 0 : -ENOMEM;
+}
+
+void inode_end_work(struct inode *inode)
+{
+    inode->work->pinned = false;
+    if (inode->work->lost_first < inode->work->lost_last)
+        return;
+    free(inode->work);
+    inode->work = NULL;
+}
+
+int inode_lost(const struct inode *inode)
+{
+    if (inode->work != NULL && inode->work->lost_first < inode->work->lost_last)
+        return inode->work->lost_error;
+    return inode->lost_whole ? -ENOMEM : 0;
 }
 
 void inode_hold(struct inode_table *table, struct inode *inode)

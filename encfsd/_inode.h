@@ -5,6 +5,7 @@
 #ifndef ENCFSD_INODE_H
 #define ENCFSD_INODE_H
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,6 +27,20 @@ struct attr {
     int64_t atime, mtime, ctime, btime; /* ns since 1970, any sign */
 };
 
+/* What only a file needs that is being worked on: there is one while its object is open, and as long as something of it is lost. */
+struct inode_work {
+    /* guarded by the inode's lock */
+    uint32_t object_users;          /* operations that use `object` right now: it must not be closed */
+    int lost_error;                 /* what fsync says as long as something is lost (negative errno) */
+    uint64_t lost_first, lost_last; /* bytes [first, last) of which a WRITE failed and that nobody has written since; equal: none */
+    /* guarded by the groups' mutex */
+    uint64_t active_mark;           /* mark after which the membership in the active set is durable */
+    uint32_t solo_since_group;      /* solo commits begun since the last group captured this inode */
+    /* only the group thread changes these while the object is open */
+    bool pinned;                    /* the object's root `pin` is named exactly by the durable or a submitted mark */
+    struct object_record pin;
+};
+
 struct inode {
     /* set once */
     uint64_t ino;
@@ -34,39 +49,39 @@ struct inode {
     uint64_t lookups;               /* what the kernel holds; rises before the reply leaves */
     uint32_t refs;                  /* operations and background work that use the struct right now */
     /* guarded by `lock` (order: namespace mutex, then one inode lock, then the object's) */
+    uint32_t writers;               /* handles open for writing: the kernel may hold dirty pages */
     pthread_mutex_t lock;
     struct attr attr;               /* live values; for an object-backed file size/blocks/times come from here too */
     uint64_t parent;                /* directories: ino of "..", else 0 */
     uint8_t *content;               /* NULL or attr.size bytes (capacity INLINE_MAX): contents held in the row */
-    bool content_dirty;             /* content newer than the row */
-    bool attr_dirty;                /* size, blocks or times newer than the row (lazily written by groups) */
-    bool no_default_acl;            /* a directory known to have none; guarded by the namespace mutex */
-    bool no_xattrs;                 /* known to have none, ACLs included; changed under the namespace mutex only */
-    bool deleted;                   /* nlink 0: the row goes when lookups and refs are gone */
-    bool linkable;                  /* deleted, but may still get its first name (ns_tmpfile) */
     struct object *object;          /* NULL: contents in the row, or object not opened yet */
+    struct inode_work *work;        /* NULL: not needed. Whoever may use the object may read the pointer without the lock. */
     uint8_t object_id[ID_SIZE];     /* all zero: the file has no object */
-    bool has_record;                /* the row holds a record of the object */
     struct object_record record;    /* as in the newest database row */
-    uint32_t object_users;          /* operations that use `object` right now: it must not be closed */
-    uint64_t lost_first, lost_last; /* bytes [first, last) of which a WRITE failed and that nobody has written since; equal: none */
-    int lost_error;                 /* what fsync says as long as there are any (negative errno) */
-    bool pages_stale;               /* the kernel's pages show what could not be stored: the next group has them dropped */
-    bool damage_told;               /* the log has a line about damaged contents: one is enough */
-    uint32_t writers;               /* handles open for writing: the kernel may hold dirty pages */
     uint64_t meta_mark;             /* number of the last transaction that changed mode, owner, links, xattrs or created it */
     /* guarded by the groups' mutex (_groups.c) */
-    bool active;                    /* in the newest database's active set */
-    uint64_t active_mark;           /* mark after which the membership is durable */
-    uint32_t solo_since_group;      /* solo commits begun since the last group captured this inode */
-    bool commit_in_flight;          /* a commit of the object runs: one at a time */
-    bool in_group;                  /* a target of the running group */
-    bool pinned;                    /* the object's root `pin` is named exactly by the durable or a submitted mark */
-    struct object_record pin;
     struct inode *dirty_prev, *dirty_next; /* list of inodes with dirty data or attributes */
-    bool on_dirty_list;
-    bool publish;                   /* renamed or linked since the last mark: its data must be in the next group */
+    bool on_dirty_list : 1;
+    bool publish : 1;               /* renamed or linked since the last mark: its data must be in the next group */
+    bool active : 1;                /* in the newest database's active set */
+    bool commit_in_flight : 1;      /* a commit of the object runs: one at a time */
+    bool in_group : 1;              /* a target of the running group */
+    /* guarded by the namespace mutex */
+    bool no_default_acl;            /* a directory known to have none */
+    bool no_xattrs;                 /* known to have none, ACLs included; changed under both locks */
+    /* guarded by `lock` again: small ones last, and those under one mutex apart from others */
+    bool content_dirty : 1;         /* content newer than the row */
+    bool attr_dirty : 1;            /* size, blocks or times newer than the row (lazily written by groups) */
+    bool deleted : 1;               /* nlink 0: the row goes when lookups and refs are gone */
+    bool linkable : 1;              /* deleted, but may still get its first name (ns_tmpfile) */
+    bool has_record : 1;            /* the row holds a record of the object */
+    bool pages_stale : 1;           /* the kernel's pages show what could not be stored: the next group has them dropped */
+    bool damage_told : 1;           /* the log has a line about damaged contents: one is enough */
+    bool lost_whole : 1;            /* something is lost, and there was no memory to note which bytes */
 };
+
+enum { INODE_BYTES = 300 };         /* that each known inode may take, all in all: 8 for malloc, up to 8 for its bucket, and the struct */
+static_assert((sizeof(struct inode) + 8 + 15) / 16 * 16 + 8 <= INODE_BYTES, "what a looked-up inode costs");
 
 struct inode_table;
 
@@ -83,6 +98,13 @@ struct inode *inode_get(struct inode_table *table, uint64_t ino, bool *created);
 
 /* Adds to the kernel's lookup count; call before the reply leaves. */
 void inode_looked_up(struct inode_table *table, struct inode *inode, uint64_t n);
+
+/* Sees to it that inode->work is there. The inode's lock is held. 0 or -ENOMEM. */
+int inode_need_work(struct inode *inode);
+/* Frees inode->work if nothing is lost: the object has just been closed, with nobody using it. The inode's lock is held. */
+void inode_end_work(struct inode *inode);
+/* What fsync has to say of WRITEs that failed and have not been repeated: 0 or a negative errno. The inode's lock is held. */
+int inode_lost(const struct inode *inode);
 
 /* A further reference to an inode that the caller knows to be referenced; never the last to go: its drop decides nothing. */
 void inode_hold(struct inode_table *table, struct inode *inode);

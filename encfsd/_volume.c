@@ -342,9 +342,14 @@ static int adopt(struct volume *v, const struct ns_object_row *row, struct volum
 
     if (rc)
         return rc;
-    rc = object_recover(&inode->object, &v->env, row->id, &row->record, row->active_epoch, &adopted);
-    if (rc) {
+    pthread_mutex_lock(&inode->lock);
+    rc = inode_need_work(inode);
+    if (!rc)
+        rc = object_recover(&inode->object, &v->env, row->id, &row->record, row->active_epoch, &adopted);
+    if (rc)
         inode->object = NULL;
+    pthread_mutex_unlock(&inode->lock);
+    if (rc) {
         ns_put_inode(v->ns, inode);
         if (rc == -ENOMEM || rc == -EMFILE || rc == -ENFILE)
             return rc;
@@ -365,8 +370,8 @@ static int adopt(struct volume *v, const struct ns_object_row *row, struct volum
     inode->attr.mtime = attr.mtime;
     inode->attr.ctime = attr.ctime;
     object_pin_root(inode->object, &adopted);
-    inode->pin = adopted;
-    inode->pinned = true;
+    inode->work->pin = adopted;
+    inode->work->pinned = true;
     pthread_mutex_unlock(&inode->lock);
     rc = ns_write_record(v->ns, inode, &adopted, &attr, 0);
     ns_unlock(v->ns);

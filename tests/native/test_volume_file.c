@@ -1,5 +1,6 @@
 /* fallocate, copy_file_range and the privileges that writes take, against a plain model of files. */
 #include <linux/falloc.h>
+#include <stdatomic.h>
 #include <sys/xattr.h>
 
 #include "_blockio.h"
@@ -276,7 +277,7 @@ TEST(what_cannot_be_done_is_refused)
     teardown();
 }
 
-static unsigned reads_left;
+static _Atomic unsigned reads_left;      /* reads spread over the volume's threads */
 
 static int fail_reads(void *arg, const struct blockio_event *e)
 {
@@ -285,10 +286,10 @@ static int fail_reads(void *arg, const struct blockio_event *e)
     (void)arg;
     if (e->call != BIO_READ || memcmp(e->id, meta, ID_SIZE) == 0)
         return 0;
-    if (reads_left == 0)
-        return -EIO;
-    reads_left--;
-    return 0;
+    for (unsigned left = reads_left; left > 0; )
+        if (atomic_compare_exchange_weak(&reads_left, &left, left - 1))
+            return 0;
+    return -EIO;
 }
 
 TEST(a_copy_that_fails_says_how_far_it_got)
@@ -434,5 +435,31 @@ TEST(a_file_without_a_name_is_written_before_it_gets_one)
     CHECK_EQ(client_run(&c, &make), 0);
     link.ino = make.attr.ino;
     CHECK_EQ(client_run(&c, &link), -ENOENT);
+    teardown();
+}
+
+TEST(a_file_that_is_only_known_takes_no_memory_but_its_inode)
+{
+    struct inode *inode;
+    struct attr attr;
+
+    if (!setup())
+        return;
+    CHECK_EQ(client_write(&c, file[0].ino, file[0].data, 10000, 0), 10000);
+    CHECK_EQ(volume_close(c.volume), 0);
+    if (!mount(4 << 20))
+        return;
+    CHECK_EQ(client_lookup(&c, ROOT_INO, "a", &attr), 0);
+    CHECK_EQ(ns_get_inode(c.volume->ns, attr.ino, &inode, 0), 0);
+    CHECK(!inode->work && !inode->object && !inode->content);
+    CHECK_EQ(client_write(&c, attr.ino, "x", 1, 0), 1);
+    CHECK(inode->work && inode->object);
+    c.volume->max_open_objects = 0;
+    file_close_idle_objects(c.volume);
+    CHECK(inode->work && inode->object);                /* dirty */
+    CHECK_EQ(client_sync(&c), 0);
+    file_close_idle_objects(c.volume);
+    CHECK(!inode->work && !inode->object && !inode->content);
+    ns_put_inode(c.volume->ns, inode);
     teardown();
 }
