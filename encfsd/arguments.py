@@ -71,7 +71,15 @@ def _add_mount_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OPTION[,...]",
-        help="ro, noatime, relatime, allow_other, noexec; for root also suid, dev",
+        help="ro, noatime, relatime, allow_other, noexec, no_fast_path; for root also suid, dev",
+    )
+    parser.add_argument(
+        "--no-fast-path",
+        dest="options",
+        action="append_const",
+        const="no_fast_path",
+        help="answer every request through pyfuse3: slower, and without fallocate, O_TMPFILE and "
+        "the like; for comparison, and should the fast path misbehave",
     )
     parser.add_argument(
         "-f", "--foreground", action="store_true", help="stay in the foreground, log to stderr"

@@ -22,6 +22,7 @@ import trio
 
 from encfsd import (
     arguments,
+    control,
     keys,
     mounting,
     options,
@@ -31,7 +32,7 @@ from encfsd import (
     volume,
     volume_header,
 )
-from encfsd.control import Client, run_directory, socket_path
+from encfsd.control import Client, run_directory
 from encfsd.errors import (
     DaemonGone,
     DamagedContents,
@@ -147,12 +148,25 @@ def _lock(source: Source, *, read_only: bool) -> None:
         source.lock(read_only=read_only, wait=volume.CLOSING_SECONDS)
 
 
-def _check_source(settings: VolumeSettings, *, read_only: bool) -> Header:
-    """Check of a volume what needs no secret, before the user is asked for one."""
+def _check_source(settings: VolumeSettings, *, read_only: bool, tell: bool = False) -> Header:
+    """Check of a volume what needs no secret, before the user is asked for one.
+
+    `tell`: log what is wrong with a header copy, because who opens the volume logs elsewhere.
+    """
     with Source(settings.source) as source:
-        copies = volume.read_headers(source, settings)
+        copies = volume.read_headers(source, settings, tell=tell)
         _lock(source, read_only=read_only)
     return copies.newest_first()[0]
+
+
+def _check_mount_point(settings: MountSettings) -> None:
+    """Check what mounting needs; of a dead mount there, remove the socket too."""
+    point = settings.mount_point
+    dead = mounting.mounted_at(point)
+    mounting.check_mount_point(point)
+    if dead is not None:
+        control.remove_stale_socket(point, dead.user)
+    mounting.check_helper(settings.flags)
 
 
 def _check_run_directory() -> None:
@@ -189,9 +203,11 @@ def _mount(args: argparse.Namespace) -> int:
         log_file=args.log_file,
     )
     # What needs no secret is checked first, and where the user sees it.
-    mounting.check_mount_point(settings.mount_point)
+    _check_mount_point(settings)
     _check_run_directory()
-    _check_source(settings.volume, read_only=settings.flags.read_only)
+    if settings.log_file is not None:
+        os.close(process.open_log(settings.log_file))
+    _check_source(settings.volume, read_only=settings.flags.read_only, tell=True)
     process.protect_secrets()
     secret = _secret(args, "Passphrase")
     settings = _absolute(settings)
@@ -241,6 +257,7 @@ def _umount(args: argparse.Namespace) -> int:
         client = Client(point)
     except NotMounted:
         if entry is None:
+            control.remove_stale_socket(point, os.geteuid())
             raise
         return _umount_without_daemon(entry)
     with client:
@@ -267,8 +284,7 @@ def _umount_without_daemon(entry: mounting.MountEntry) -> int:
     mounting.unmount(entry.point, lazy=dead)
     if not dead:
         raise NotFinished(entry.point, "its daemon cannot be asked")
-    with contextlib.suppress(OSError):
-        socket_path(entry.point, entry.user).unlink()
+    control.remove_stale_socket(entry.point, entry.user)
     return 0
 
 

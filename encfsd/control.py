@@ -48,6 +48,16 @@ def socket_path(point: str, uid: int) -> Path:
     return run_directory(uid) / f"{name}.sock"
 
 
+def remove_stale_socket(point: str, uid: int) -> None:
+    """Remove the socket that a daemon left behind when it was killed; never one that answers."""
+    path = socket_path(point, uid)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+
+
 def _peer(connection: socket.socket) -> tuple[int, int]:
     """Return (pid, uid) of the other end."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)

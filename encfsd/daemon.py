@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyfuse3
@@ -61,14 +62,14 @@ _T = TypeVar("_T")
 class _Transport:
     """The native transport of one mount."""
 
-    def __init__(self, fuse_fd: int, volume: Any, *, fast_path: bool) -> None:
-        """Take over `fuse_fd`. Raises NoPermission if this user's socket buffers are too small."""
+    def __init__(self, opened: Volume, fuse_fd: int, *, fast_path: bool) -> None:
+        """Take over `fuse_fd`; OSError says why not, and the mount is dead then."""
         handle, session = ffi.new("struct transport **"), ffi.new("int *")
-        options = ffi.new("struct transport_options *", {"volume": volume, "fast_path": fast_path})
-        result = lib.transport_start(handle, fuse_fd, options, session)
-        if result == -errno.ENOBUFS:
-            raise NoPermission("net.core.wmem_max", "it must be 256 KiB or more")
-        check(result)
+        options = ffi.new("struct transport_options *")
+        options.volume = opened.handle
+        options.fast_path = fast_path
+        check(lib.transport_start(handle, fuse_fd, options, session))
+        self.fast_path = fast_path
         self._handle = handle[0]
         self.session_fd = int(session[0])
         self.done_fd = int(lib.transport_done_fd(self._handle))
@@ -79,6 +80,10 @@ class _Transport:
         init = ffi.new("struct transport_init *")
         lib.transport_init_info(self._handle, init)
         return init
+
+    def counters(self) -> stats.Json:
+        """Return what was counted, by opcode."""
+        return stats.of_transport(self._handle)
 
     def stop(self) -> None:
         """End the threads; a connection that is still there is aborted."""
@@ -109,6 +114,8 @@ class Daemon:
         self._notifier = notifier
         self._failure: EncfsdError | None = None
         self._serving = False
+        self._transport: _Transport | None = None
+        self._opcodes: stats.Json = {}  # of a transport that has ended
 
     async def run(self, source: Source, secret: Secret) -> EncfsdError | None:
         """Open the volume in the locked `source`, serve until unmounted, close; return what failed.
@@ -120,7 +127,7 @@ class Daemon:
         self._notifier.status("Unlocking the volume")
         opened = await self._in_thread(functools.partial(self._open, source, secret))
         try:
-            server = control.Server(self._point, functools.partial(stats.collect, opened.handle))
+            server = control.Server(self._point, functools.partial(self._counters, opened))
         except EncfsdError as error:
             self._fail(error)
             await self._close(opened)
@@ -169,13 +176,17 @@ class Daemon:
     async def _close(self, opened: Volume) -> None:
         self._notifier.stopping("Making the last changes durable")
         _log_lines(opened)
-        counters = stats.collect(opened.handle)
+        counters = self._counters(opened)
         try:
             await self._in_thread(opened.close)
         except EncfsdError as error:
             self._fail(error)
         else:
             _log.info("closed, everything is durable; %s", stats.summary(counters))
+
+    def _counters(self, opened: Volume) -> stats.Json:
+        opcodes = self._opcodes if self._transport is None else self._transport.counters()
+        return {**stats.of_volume(opened.handle), "opcodes": opcodes}
 
     async def _in_thread(self, function: Callable[[], _T]) -> _T:
         """Run something long in a thread; keep the service manager patient meanwhile."""
@@ -196,29 +207,45 @@ class Daemon:
 
     async def _mount_and_serve(self, opened: Volume) -> None:
         """Return when nothing is mounted any more; failures are kept by `_fail`."""
-        settings = self._settings
-        mount = functools.partial(
-            mounting.mount, settings.volume.source, self._point, settings.flags
-        )
         try:
-            fuse_fd = await trio.to_thread.run_sync(mount)
-        except EncfsdError as error:
-            self._fail(error)
-            return
-        try:
-            transport = _Transport(fuse_fd, opened.handle, fast_path=True)
+            self._transport = transport = await trio.to_thread.run_sync(self._mount, opened)
             lib.volume_set_notify_fd(opened.handle, transport.fuse_fd)
             try:
                 await self._serve(opened, transport)
             finally:
                 lib.volume_set_notify_fd(opened.handle, -1)
-                transport.stop()
+                self._opcodes, self._transport = transport.counters(), None
+                with trio.CancelScope(shield=True):
+                    await self._in_thread(transport.stop)
         except EncfsdError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  whatever it is, the volume must be closed
             self._fail(InternalError("event loop", _kinds(error)))
         with contextlib.suppress(EncfsdError):
             await trio.to_thread.run_sync(self._clear)
+
+    def _mount(self, opened: Volume) -> _Transport:
+        """Mount, with the fast path if it was not refused and can be had. Blocks."""
+        flags, source = self._settings.flags, self._settings.volume.source
+        if flags.fast_path:
+            fuse_fd = mounting.mount(source, self._point, flags)
+            try:
+                return _Transport(opened, fuse_fd, fast_path=True)
+            except OSError as error:
+                _log.warning(
+                    "no fast path (%s): every request goes through pyfuse3", error.strerror
+                )
+            # Mounted anew: the old mount allows READs that pyfuse3 cannot answer, and its INIT may
+            # have been read already.
+            self._clear()
+            flags = replace(flags, fast_path=False)
+        fuse_fd = mounting.mount(source, self._point, flags)
+        try:
+            return _Transport(opened, fuse_fd, fast_path=False)
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:
+                raise NoPermission("net.core.wmem_max", "it must be 256 KiB or more") from None
+            raise
 
     def _clear(self) -> None:
         """Unmount what nobody serves any more, but nothing that was mounted here meanwhile."""
@@ -265,15 +292,17 @@ class Daemon:
             pyfuse3.terminate()
             return
         init = transport.negotiated()
-        refused = mounting.tune(self._point)
         _log.info(
-            "mounted: FUSE %d.%d, flags %#x, writes of up to %d KiB%s",
+            "mounted: FUSE %d.%d, %s, flags %#x, writes of up to %d KiB",
             init.kernel_major,
             init.kernel_minor,
+            "fast path" if transport.fast_path else "all through pyfuse3",
             init.reply_flags,
             init.max_write >> 10,
-            f"; not permitted to set {', '.join(refused)}" if refused else "",
         )
+        command = mounting.tune(self._point)
+        if command:
+            _log.info("not permitted to raise limits of the mount; as root: %s", command)
         self._notifier.ready("Mounted")
         self._report(None)
 

@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -34,11 +35,16 @@ from encfsd.options import MountFlags
 
 TYPE = "fuse.encfsd"
 DEVICE = "/dev/fuse"
+_HELPER = "fusermount3"
+_HELPER_MISSING = "not installed; it is in the package fuse3"
+_FUSE_CONF = Path("/etc/fuse.conf")
+_ALLOW_OTHERS = "as root, add the line 'user_allow_other' to /etc/fuse.conf"
 
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
 _MS_NOATIME, _MS_RELATIME = 1024, 1 << 21
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 # The kernel's own values allow one FUSE mount 1 % of the page cache and small read-ahead.
+_BDI = Path("/sys/class/bdi")
 _BDI_SETTINGS = {"read_ahead_kb": "1024", "strict_limit": "0", "max_ratio": "20"}
 
 _log = logging.getLogger(__name__)
@@ -122,6 +128,26 @@ def check_mount_point(point: str) -> None:
     os.close(_open_device())
 
 
+def check_helper(flags: MountFlags) -> None:
+    """Raise NoPermission if fusermount3, which mounts for all but root, is going to refuse."""
+    if os.geteuid() == 0:
+        return
+    if shutil.which(_HELPER) is None:
+        raise NoPermission(_HELPER, _HELPER_MISSING)
+    if flags.allow_other and not _others_may_be_allowed():
+        raise NoPermission("-o allow_other", "not allowed to ordinary users", _ALLOW_OTHERS)
+
+
+def _others_may_be_allowed() -> bool:
+    try:
+        lines = _FUSE_CONF.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # the helper may read it
+    return "user_allow_other" in (line.partition("#")[0].strip() for line in lines)
+
+
 def _open_device() -> int:
     try:
         return os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
@@ -169,7 +195,8 @@ def mount(source: str, point: str, flags: MountFlags) -> int:
 
 
 def _common_options(flags: MountFlags) -> list[str]:
-    options = ["default_permissions", f"max_read={lib.TRANSPORT_MAX_READ}"]
+    largest = lib.TRANSPORT_MAX_READ_NATIVE if flags.fast_path else lib.TRANSPORT_MAX_READ
+    options = ["default_permissions", f"max_read={largest}"]
     if flags.allow_other:
         options.append("allow_other")
     return options
@@ -237,7 +264,7 @@ def _mount_with_helper(source: str, point: str, flags: MountFlags) -> int:
     reason = result.stderr.strip().removeprefix("fusermount3: ").splitlines()
     remedy = ""
     if "user_allow_other" in result.stderr:
-        remedy = "as root, add the line 'user_allow_other' to /etc/fuse.conf"
+        remedy = _ALLOW_OTHERS
     raise NoPermission(point, reason[-1] if reason else "fusermount3 failed", remedy)
 
 
@@ -248,7 +275,7 @@ def _run_helper(arguments: list[str], fd: int | None = None) -> subprocess.Compl
         environment["_FUSE_COMMFD"] = str(fd)
     try:
         return subprocess.run(
-            ["fusermount3", *arguments],
+            [_HELPER, *arguments],
             env=environment,
             pass_fds=() if fd is None else (fd,),
             stdin=subprocess.DEVNULL,
@@ -259,20 +286,28 @@ def _run_helper(arguments: list[str], fd: int | None = None) -> subprocess.Compl
             check=False,
         )
     except FileNotFoundError:
-        raise NoPermission("fusermount3", "not installed; it is in the package fuse3") from None
+        raise NoPermission(_HELPER, _HELPER_MISSING) from None
 
 
-def tune(point: str) -> list[str]:
-    """Raise limits of the mount that INIT cannot; return those that may not be changed here."""
+def tune(point: str) -> str:
+    """Raise limits of the mount that INIT cannot; return the command for root that does the rest.
+
+    The command is empty if there is nothing left to do.
+    """
     entry = mounted_at(point)
+    if entry is None:
+        return ""
+    folder = _BDI / entry.device
     refused = []
     for name, value in _BDI_SETTINGS.items():
         try:
-            if entry is not None:
-                Path("/sys/class/bdi", entry.device, name).write_text(value)
+            if (folder / name).read_text().strip() != value:
+                (folder / name).write_text(value)
+        except FileNotFoundError:
+            continue  # an older kernel, or no /sys here: no command would help
         except OSError:
-            refused.append(name)
-    return refused
+            refused.append(f"echo {value} >{folder / name}")
+    return "; ".join(refused)
 
 
 # The end

@@ -92,6 +92,7 @@ class MountFlags:
     noexec: bool = False
     suid: bool = False  # these two only for root, else nosuid and nodev
     dev: bool = False
+    fast_path: bool = True  # hot requests are answered by the native transport
 
 
 # Word -> what it sets. Words that state the default, so that it can be said.
@@ -107,6 +108,8 @@ _FLAG_WORDS: dict[str, dict[str, bool]] = {
     "nosuid": {"suid": False},
     "dev": {"dev": True},
     "nodev": {"dev": False},
+    "fast_path": {"fast_path": True},
+    "no_fast_path": {"fast_path": False},
     "defaults": {},
 }
 

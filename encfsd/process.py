@@ -52,6 +52,20 @@ def warn_on_stderr() -> None:
     logging.basicConfig(format="encfsd: %(message)s", level=logging.WARNING, force=True)
 
 
+def open_log(log_file: str) -> int:
+    """Open a log file for appending, make it if need be, or raise LogFileRefused."""
+    # Not to wait for whoever reads a FIFO: opening one that nobody reads fails then.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(log_file, flags, 0o600)
+    except OSError as error:
+        raise LogFileRefused(log_file, error.strerror or str(error)) from None
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise LogFileRefused(log_file, "a FIFO")
+    return fd
+
+
 def log_to(log_file: str | None, *, background: bool) -> bool:
     """Send log lines to `log_file`, else to the journal in the background, else to stderr.
 
@@ -63,16 +77,7 @@ def log_to(log_file: str | None, *, background: bool) -> bool:
     level = logging.INFO
     formatter = logging.Formatter("encfsd: %(message)s")
     if log_file is not None:
-        # Not to wait for whoever reads a FIFO: opening one that nobody reads fails then.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
-        try:
-            fd = os.open(log_file, flags, 0o600)
-        except OSError as error:
-            raise LogFileRefused(log_file, error.strerror or str(error)) from None
-        if stat.S_ISFIFO(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise LogFileRefused(log_file, "a FIFO")
-        handler = logging.StreamHandler(os.fdopen(fd, "w"))
+        handler = logging.StreamHandler(os.fdopen(open_log(log_file), "w"))
         formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     elif background and os.path.exists(_SYSLOG):
         handler = logging.handlers.SysLogHandler(

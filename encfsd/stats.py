@@ -1,7 +1,8 @@
-"""What a mount counts, as JSON and as a table: the pool by kind of node, commits, requests."""
+"""What a mount counts, as JSON and as a table: requests by opcode, the pool, commits."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from encfsd.native import ffi, lib
@@ -30,10 +31,117 @@ _VOLUME_COUNTERS = (
     "durable_mark",
     "damaged_reads",
 )
+# Columns of a row about an opcode, behind its name: 80 with that.
+_WIDTHS = (9, 10, 8, 8, 8, 8, 9)
+# enum fuse_opcode of linux/fuse.h.
+_OPCODES = {
+    1: "LOOKUP",
+    2: "FORGET",
+    3: "GETATTR",
+    4: "SETATTR",
+    5: "READLINK",
+    6: "SYMLINK",
+    8: "MKNOD",
+    9: "MKDIR",
+    10: "UNLINK",
+    11: "RMDIR",
+    12: "RENAME",
+    13: "LINK",
+    14: "OPEN",
+    15: "READ",
+    16: "WRITE",
+    17: "STATFS",
+    18: "RELEASE",
+    20: "FSYNC",
+    21: "SETXATTR",
+    22: "GETXATTR",
+    23: "LISTXATTR",
+    24: "REMOVEXATTR",
+    25: "FLUSH",
+    26: "INIT",
+    27: "OPENDIR",
+    28: "READDIR",
+    29: "RELEASEDIR",
+    30: "FSYNCDIR",
+    31: "GETLK",
+    32: "SETLK",
+    33: "SETLKW",
+    34: "ACCESS",
+    35: "CREATE",
+    36: "INTERRUPT",
+    37: "BMAP",
+    38: "DESTROY",
+    39: "IOCTL",
+    40: "POLL",
+    41: "NOTIFY_REPLY",
+    42: "BATCH_FORGET",
+    43: "FALLOCATE",
+    44: "READDIRPLUS",
+    45: "RENAME2",
+    46: "LSEEK",
+    47: "COPY_FILE_RANGE",
+    48: "SETUPMAPPING",
+    49: "REMOVEMAPPING",
+    50: "SYNCFS",
+    51: "TMPFILE",
+    52: "STATX",
+    53: "COPY_FILE_RANGE_64",
+}
+_OTHER = "other"  # opcodes that the transport does not tell apart
+# Latencies that so many of a thousand requests do not exceed.
+_PERMILLES = {"p50_ns": 500, "p99_ns": 990, "p999_ns": 999}
 Json = dict[str, Any]
 
 
-def collect(handle: Any) -> Json:
+def _at_most(buckets: list[tuple[int, int]], permille: int) -> int:
+    """Return a time that `permille` of all requests did not exceed, a quarter too large at most.
+
+    A bucket is (the time below which it counts, how many).
+    """
+    left = sum(count for _, count in buckets) * permille
+    for end, count in buckets:
+        left -= count * 1000
+        if left <= 0:
+            return end
+    return 0
+
+
+@functools.cache
+def _bucket_starts() -> list[int]:
+    return [int(lib.transport_bucket_ns(i)) for i in range(lib.TRANSPORT_BUCKETS)]
+
+
+def _opcode(counted: Any) -> Json:
+    """Return one struct transport_opcode; `latency`: [from so many ns on, requests] a bucket."""
+    starts = _bucket_starts()
+    filled = [(i, int(count)) for i, count in enumerate(counted.latency) if count]
+    ends = [*starts[1:], starts[-1]]  # the last bucket has none
+    answered = int(counted.native) + int(counted.forwarded)
+    return {
+        "native": int(counted.native),
+        "forwarded": int(counted.forwarded),
+        "failed": int(counted.failed),
+        "mean_ns": int(counted.total_ns) // answered if answered else 0,
+        **{
+            name: _at_most([(ends[i], count) for i, count in filled], permille)
+            for name, permille in _PERMILLES.items()
+        },
+        "latency": [[starts[i], count] for i, count in filled],
+    }
+
+
+def of_transport(transport: Any) -> Json:
+    """Return what a transport (a struct transport *) counted, by the names of the opcodes used."""
+    counted = ffi.new("struct transport_opcode[]", lib.TRANSPORT_OPCODES)
+    lib.transport_stats(transport, counted)
+    return {
+        _OPCODES.get(number, _OTHER if number == 0 else str(number)): _opcode(each)
+        for number, each in enumerate(counted)
+        if each.native or each.forwarded
+    }
+
+
+def of_volume(handle: Any) -> Json:
     """Return all counters of an open volume (a struct volume *)."""
     stats = ffi.new("struct volume_stats *")
     lib.volume_stats(handle, stats)
@@ -65,7 +173,10 @@ def summary(counters: Json) -> str:
         f"({pool[kind]['misses_live']} live), {pool[kind]['evictions']} evictions"
         for kind in KINDS
     )
+    opcodes = counters["opcodes"].values()
+    native, forwarded = (sum(op[how] for op in opcodes) for how in ("native", "forwarded"))
     return (
+        f"{native} requests answered natively, {forwarded} forwarded; "
         f"free list: {pool['capacity']} slots ({format_size(pool['capacity_bytes'])}), "
         f"high water {pool['high_water']}; {kinds}"
     )
@@ -92,4 +203,41 @@ def table(counters: Json) -> str:
         values = [pool[kind][name] for kind in KINDS]
         shown = [format_size(v) if name == "bytes" else str(v) for v in values]
         lines.append(f"  {label.get(name, name):<16} {shown[0]:>20} {shown[1]:>20}")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_opcode_table(counters["opcodes"])])
+
+
+def _opcode_table(opcodes: Json) -> list[str]:
+    columns = ("native", "forwarded", "failed", "mean_ns", *_PERMILLES)
+    titles = [name.removesuffix("_ns").replace("p999", "p99.9") for name in columns]
+    rows = [["requests", *titles]]
+    for name, op in sorted(opcodes.items(), key=lambda item: -_answered(item[1])):
+        shown = [_time(op[key]) if key.endswith("_ns") else _count(op[key]) for key in columns]
+        rows.append([f"  {name}", *shown])
+    return [
+        f"{row[0]:<20}"
+        + "".join(f"{cell:>{width}}" for cell, width in zip(row[1:], _WIDTHS, strict=True))
+        for row in rows
+    ]
+
+
+def _answered(opcode: Json) -> int:
+    return int(opcode["native"]) + int(opcode["forwarded"])
+
+
+def _count(count: int) -> str:
+    """Return a number within seven characters."""
+    for unit in ("", "k", "M", "G", "T"):
+        if count < 1_000_000:
+            return f"{count}{unit}"
+        count //= 1000
+    return f"{count}P"
+
+
+def _time(nanoseconds: int) -> str:
+    """Return a time for people: three digits, within seven characters."""
+    value, unit = nanoseconds / 1000, "us"
+    for larger in ("ms", "s"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.{0 if value >= 99.95 else 1}f} {unit}"

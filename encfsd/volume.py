@@ -364,9 +364,12 @@ class Unlocked:
         )
 
 
-def read_headers(source: Source, settings: VolumeSettings) -> Copies:
-    """Read the header copies, without a secret; WrongVolume if another volume was asked for."""
-    copies = volume_header.read_copies(source.fd, source.path)
+def read_headers(source: Source, settings: VolumeSettings, *, tell: bool = True) -> Copies:
+    """Read the header copies, without a secret; WrongVolume if another volume was asked for.
+
+    `tell`: log what is wrong with a copy that is not needed.
+    """
+    copies = volume_header.read_copies(source.fd, source.path, tell=tell)
     wanted = settings.volume_id
     for header in copies.newest_first():
         if wanted is not None and header.volume_id != wanted:

@@ -260,8 +260,8 @@ class Copies:
         return [self.headers[n].raw for n in COPIES if n in self.headers] != [header.raw] * 2
 
 
-def read_copies(directory: int, where: str) -> Copies:
-    """Read both copies; no secret is needed.
+def read_copies(directory: int, where: str, *, tell: bool = True) -> Copies:
+    """Read both copies; no secret is needed. `tell`: log what is wrong with one if one will do.
 
     Raises NotAVolume if there is none, NewerFormat or DamagedHeader if none can be used, and
     BackingInsecure if one is not a plain private file.
@@ -296,8 +296,9 @@ def read_copies(directory: int, where: str) -> Copies:
             if newer
             else next(error for error in problems.values() if error.detail != "missing")
         )
-    for problem in problems.values():
-        _log.warning("%s", problem)
+    if tell:
+        for problem in problems.values():
+            _log.warning("%s", problem)
     return Copies(directory, where, headers, problems)
 
 

@@ -250,6 +250,32 @@ def test_a_log_file_that_is_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
         os.close(reader)
 
 
+def test_a_bad_log_file_is_refused_before_the_secret_is_asked_for(
+    scratch: Scratch, tmp_path: Path
+) -> None:
+    point = tmp_path / "mnt"
+    point.mkdir()
+    result = encfsd(
+        "mount",
+        f"--log-file={tmp_path}/missing/log",
+        scratch.unlock[1],
+        scratch.source,
+        point,
+        code=Exit.NO_PERMISSION,
+    )
+    assert "log file cannot be opened" in result.stderr
+
+
+def test_a_bad_header_copy_is_told_once(scratch: Scratch) -> None:
+    (scratch.source / "volume.header.bak").unlink()
+    new_key = scratch.source.parent / "new"
+    new_key.touch(mode=0o600)
+    new_key.write_bytes(b"\xfe" * 64)
+    added = encfsd("key", "add", *scratch.unlock, f"--new-key-file={new_key}", scratch.source)
+    assert added.stderr.count("volume.header.bak: ") == 1
+    assert encfsd("key", "list", scratch.source).stderr == ""
+
+
 def test_a_log_file_in_a_missing_directory(tmp_path: Path) -> None:
     with pytest.raises(LogFileRefused, match=r"opened \(No such file.*a directory that exists"):
         process.log_to(str(tmp_path / "missing" / "log"), background=True)

@@ -110,6 +110,16 @@ def test_nobody_there() -> None:
         control.Client(POINT)
 
 
+def test_a_socket_goes_only_if_nobody_listens() -> None:
+    path = control.socket_path(POINT, os.geteuid())
+    with control.listen(POINT):
+        control.remove_stale_socket(POINT, os.geteuid())
+        assert path.exists()
+    control.remove_stale_socket(POINT, os.geteuid())
+    assert not path.exists()
+    control.remove_stale_socket(POINT, os.geteuid())
+
+
 def test_the_socket_of_a_successor_is_left_alone() -> None:
     async def main() -> None:
         with control.Server(POINT, dict):

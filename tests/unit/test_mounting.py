@@ -1,6 +1,8 @@
 """What is mounted where, which mount points will do, and what the helper is told."""
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -104,10 +106,11 @@ def test_what_the_helper_is_told() -> None:
     told = mounting._helper_options("/srv/a,b\\c d", MountFlags(allow_other=True))
     assert told == (
         "rw,nosuid,nodev,fsname=/srv/a\\,b\\\\c d,subtype=encfsd,"
-        "default_permissions,max_read=131072,allow_other"
+        "default_permissions,max_read=1048576,allow_other"
     )
-    told = mounting._helper_options("x", MountFlags(read_only=True, noatime=True))
+    told = mounting._helper_options("x", MountFlags(read_only=True, noatime=True, fast_path=False))
     assert told.startswith("ro,nosuid,nodev,noatime,fsname=x,")
+    assert told.endswith(",max_read=131072")
     assert "allow_other" not in told
 
 
@@ -140,3 +143,76 @@ def test_a_busy_mount(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(FilesOpen, match="'fuser -vm /mnt' shows who") as caught:
         mounting.unmount("/mnt")
     assert caught.value.exit_code == Exit.VOLUME_IN_USE
+
+
+def bdi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Make /sys/class/bdi of what MOUNTINFO shows at /mnt/a, with one setting missing."""
+    folder = tmp_path / "bdi" / "0:40"
+    folder.mkdir(parents=True)
+    for name, value in {"read_ahead_kb": "128", "max_ratio": "20"}.items():
+        (folder / name).write_text(value + "\n")
+    monkeypatch.setattr(mounting, "_BDI", folder.parent)
+    entry = mounting._parse(MOUNTINFO)[2]
+    monkeypatch.setattr(mounting, "mounted_at", lambda _: entry)
+    return folder
+
+
+def test_limits_that_may_be_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = bdi(monkeypatch, tmp_path)
+    assert mounting.tune("/mnt/a") == ""
+    assert (folder / "read_ahead_kb").read_text() == "1024"
+    assert (folder / "max_ratio").read_text() == "20\n"
+    assert not (folder / "strict_limit").exists()
+
+
+def test_limits_that_may_not_be_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = bdi(monkeypatch, tmp_path)
+    (folder / "strict_limit").write_text("1\n")
+
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", refuse)
+        command = mounting.tune("/mnt/a")
+    assert command == (f"echo 1024 >{folder}/read_ahead_kb; echo 0 >{folder}/strict_limit")
+    subprocess.run(["/bin/sh", "-c", command], check=True)
+    assert mounting.tune("/mnt/a") == ""
+
+
+def test_the_helper_is_looked_for_before_the_mount(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    mounting.check_helper(MountFlags())
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(NoPermission, match="fuse3"):
+        mounting.check_helper(MountFlags())
+    (tmp_path / "fusermount3").touch(mode=0o755)
+    mounting.check_helper(MountFlags())
+
+
+@pytest.mark.parametrize(
+    ("content", "allowed"),
+    [
+        (None, False),
+        ("", False),
+        ("#user_allow_other\nmount_max = 1000\n", False),
+        ("mount_max = 1000\n  user_allow_other  # for everybody\n", True),
+    ],
+)
+def test_whether_others_may_be_let_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None, allowed: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(shutil, "which", lambda _: "/bin/fusermount3")
+    monkeypatch.setattr(mounting, "_FUSE_CONF", tmp_path / "fuse.conf")
+    if content is not None:
+        (tmp_path / "fuse.conf").write_text(content)
+    mounting.check_helper(MountFlags())
+    if allowed:
+        mounting.check_helper(MountFlags(allow_other=True))
+    else:
+        with pytest.raises(NoPermission, match="add the line 'user_allow_other'"):
+            mounting.check_helper(MountFlags(allow_other=True))

@@ -74,6 +74,12 @@ def test_mount_flags_the_last_word_counts() -> None:
     assert flags == MountFlags(read_only=True, noatime=False, allow_other=True)
 
 
+def test_the_fast_path_is_the_default() -> None:
+    assert parse_mount_flags([], root=False).fast_path
+    assert not parse_mount_flags(["ro,no_fast_path"], root=False).fast_path
+    assert parse_mount_flags(["no_fast_path", "fast_path"], root=False).fast_path
+
+
 def test_mount_flags_default_to_nosuid_and_nodev() -> None:
     assert parse_mount_flags([], root=True) == MountFlags(suid=False, dev=False)
     assert parse_mount_flags(["suid,dev"], root=True) == MountFlags(suid=True, dev=True)
