@@ -9,11 +9,25 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.mount import harness
+
 # No test depends on how fast the machine is.
 settings.register_profile("encfsd", deadline=None)
 settings.load_profile("encfsd")
 
 MOUNT_TESTS = Path(__file__).parent / "mount"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the choice of the way that requests of a mount go."""
+    parser.addoption(
+        "--no-fast-path", action="store_true", help="mount with --no-fast-path in tests/mount"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell the harness."""
+    harness.fast_path = not config.getoption("--no-fast-path")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

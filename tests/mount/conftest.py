@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mount import harness
 from tests.mount.harness import Volume, run
 from tests.mount.posix_checks import ROOT, Ground
 
@@ -50,3 +51,4 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     volume.encfsd("verify", *volume.unlock, volume.source)
     log = volume.log.read_text()
     assert "failed" not in log and "error" not in log.lower(), log
+    assert (", fast path, " in log) == harness.fast_path, log

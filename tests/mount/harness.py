@@ -19,13 +19,18 @@ import select
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ENCFSD = (sys.executable, "-m", "encfsd.cli")
+NOBODY = 65534
 PASSPHRASE = "correct horse battery staple"
+
+# Whether volumes are mounted with the fast path; pytest's --no-fast-path says no.
+fast_path = True
 
 _live: set["Mount"] = set()
 
@@ -130,9 +135,19 @@ class Mount:
     """A running daemon and its mount point, usable as soon as the constructor returns."""
 
     def __init__(
-        self, command: Sequence[str], point: Path, log: Path, *, lifetime: float, start: float
+        self,
+        command: Sequence[str],
+        point: Path,
+        log: Path,
+        *,
+        lifetime: float,
+        start: float,
+        become: Sequence[str] = (),
     ) -> None:
-        """Start `command`, which must stay in the foreground; wait at most `start` seconds."""
+        """Start `command`, which must stay in the foreground; wait at most `start` seconds.
+
+        `become`: a prefix of commands of a user whom the mount lets in.
+        """
         self.point = point
         self.log = log
         with log.open("ab") as output:
@@ -154,7 +169,7 @@ class Mount:
         try:
             deadline = time.monotonic() + start
             self._wait_for_mount(deadline)
-            self._wait_for_answer(deadline)
+            self._wait_for_answer(deadline, become)
         except BaseException:
             self.release()
             raise
@@ -175,8 +190,19 @@ class Mount:
                     raise AssertionError(f"no mount at {self.point}:\n{self.log.read_text()}")
                 changed.poll(left * 1000)
 
-    def _wait_for_answer(self, deadline: float) -> None:
-        run(["stat", self.point], timeout=max(deadline - time.monotonic(), 0.1))
+    def _wait_for_answer(self, deadline: float, become: Sequence[str]) -> None:
+        """Wait until a mount answers: not one that the daemon gives up for another, nor none."""
+        while True:
+            device = device_of(self.point)
+            left = max(deadline - time.monotonic(), 0.1)
+            answer = run([*become, "stat", self.point], timeout=left, check=False)
+            if answer.returncode == 0 and device is not None and device == device_of(self.point):
+                return
+            ended = select.select([self._pidfd], [], [], 0.02)[0]
+            if ended or time.monotonic() > deadline:
+                raise AssertionError(
+                    f"no answer at {self.point}:\n{answer.stderr}\n{self.log.read_text()}"
+                )
 
     def kill(self) -> None:
         """Kill the daemon as a crash would, and clear the dead mount away."""
@@ -205,22 +231,50 @@ class Mount:
         self.process.wait(30)
 
 
+def unprivileged(home: Path) -> tuple[list[str], str] | None:
+    """Give `home` to an ordinary user; return a prefix of that user's commands, and a Python.
+
+    None if there is no Python with the package in that user's reach.
+    """
+    os.chown(home, NOBODY, NOBODY)
+    path = f"{Path(__file__).parents[2]}:{sysconfig.get_path('platlib')}"
+    prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env"]
+    prefix += [f"XDG_RUNTIME_DIR={home}", f"HOME={home}", f"PYTHONPATH={path}"]
+    for python in (sys.executable, "/usr/bin/python3"):
+        command = [*prefix, python, "-c", "import encfsd.daemon"]
+        if run(command, cwd=home, check=False).returncode == 0:
+            return prefix, python
+    return None
+
+
+def way() -> list[str]:
+    """Return the option of `encfsd mount` that chooses the way of requests."""
+    return [] if fast_path else ["--no-fast-path"]
+
+
 class Volume:
     """An encfsd volume in a scratch folder, with its own state directory and secret."""
 
     def __init__(
-        self, folder: Path, *, encfsd: Sequence[str] = ENCFSD, key_file: bool = False
+        self,
+        folder: Path,
+        *,
+        encfsd: Sequence[str] = ENCFSD,
+        key_file: bool = False,
+        user: Sequence[str] = (),
     ) -> None:
         """Make the folders; `encfsd` is the command to test.
 
-        `key_file`: not with a passphrase, which takes a second to check each time.
+        `key_file`: not with a passphrase, which takes a second to check each time. `user`: prefix
+        of a command that runs it as another user, see `unprivileged`.
         """
+        self.user = user
         self.source = folder / "src"
         self.point = folder / "mnt"
         self.state_dir = folder / "state"
         self.log = folder / "daemon.log"
         self.passphrase_file = folder / "passphrase"
-        self._encfsd = encfsd
+        self._encfsd = (*user, *encfsd)
         self.source.mkdir(mode=0o700)
         self.point.mkdir()
         self.state_dir.mkdir(mode=0o700)
@@ -232,6 +286,9 @@ class Volume:
             path.touch(mode=0o600)
             path.write_bytes(os.urandom(64))
             self._secret = f"--key-file={path}"
+        if user:
+            for path in folder.iterdir():
+                os.chown(path, NOBODY, NOBODY)
 
     @property
     def unlock(self) -> list[str]:
@@ -257,9 +314,11 @@ class Volume:
         If the block raises, the mount is released by force. It may end the daemon itself
         (`mount.kill()`). After `lifetime` seconds the watchdog ends it.
         """
-        options = ("-f", *self.unlock, *options)
+        options = ("-f", *self.unlock, *way(), *options)
         command = [*self._encfsd, "mount", *options, str(self.source), str(self.point)]
-        mount = Mount(command, self.point, self.log, lifetime=lifetime, start=start)
+        mount = Mount(
+            command, self.point, self.log, lifetime=lifetime, start=start, become=self.user
+        )
         try:
             yield mount
             if mount.process.poll() is None:

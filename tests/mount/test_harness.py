@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mount(2) needs root")
 class StuckMount(Mount):
     """Taken for usable as soon as it is in the mount table."""
 
-    def _wait_for_answer(self, deadline: float) -> None:
+    def _wait_for_answer(self, deadline: float, become: Sequence[str]) -> None:
         pass
 
 

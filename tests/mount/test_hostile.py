@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.harness import ENCFSD, Mount, Volume, device_of, run
+from tests.mount.harness import ENCFSD, Mount, Volume, device_of, run, way
 
 NAMES = ("plain", "dir/seven", "dir/esc\x1b[31m\nname", "tiny")
 
@@ -347,7 +347,7 @@ for fd in fds:
 
 
 def test_more_open_files_than_descriptors(volume: Volume) -> None:
-    command = ["-f", *volume.unlock, str(volume.source), str(volume.point)]
+    command = ["-f", *volume.unlock, *way(), str(volume.source), str(volume.point)]
     limited = ["/bin/sh", "-c", 'ulimit -n 128 && exec "$@"', "sh", *ENCFSD, "mount", *command]
     mount = Mount(limited, volume.point, volume.log, lifetime=120.0, start=30.0)
     try:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from encfsd.errors import Exit
-from tests.mount.harness import Mount, Volume, device_of, run
+from tests.mount import harness
+from tests.mount.harness import NOBODY, Mount, Volume, device_of, run, unprivileged, way
 
 ROOT = os.geteuid() == 0
 
@@ -53,7 +53,8 @@ def test_it_shows_as_what_it_is_and_keeps_what_is_written(volume: Volume) -> Non
         assert kind == "fuse.encfsd"
         assert source == str(volume.source)
         assert {"rw", "nosuid", "nodev", "noatime"} <= set(options.split(","))
-        assert {"default_permissions", "max_read=131072"} <= set(super_options.split(","))
+        largest = 1 << 20 if harness.fast_path else 128 << 10
+        assert {"default_permissions", f"max_read={largest}"} <= set(super_options.split(","))
         assert "allow_other" not in super_options
         python("open('a', 'w').write('kept'); import os; os.mkdir('d')", volume.point)
     assert not list(volume.point.iterdir())
@@ -88,7 +89,13 @@ def test_read_only_writes_nothing_at_all(volume: Volume) -> None:
 def test_mount_returns_when_usable_and_umount_when_the_daemon_is_gone(volume: Volume) -> None:
     log = volume.log
     volume.encfsd(
-        "mount", *volume.unlock, f"--log-file={log}", volume.source, volume.point, timeout=60
+        "mount",
+        *volume.unlock,
+        *way(),
+        f"--log-file={log}",
+        volume.source,
+        volume.point,
+        timeout=60,
     )
     try:
         python("open('a', 'w').write('x' * 100000)", volume.point)
@@ -98,6 +105,12 @@ def test_mount_returns_when_usable_and_umount_when_the_daemon_is_gone(volume: Vo
         table = volume.encfsd("stats", volume.point).stdout
         assert max(map(len, table.splitlines())) <= 80
         assert re.search(r"^ +misses, live +0 +0$", table, re.MULTILINE)
+        created = counters["opcodes"]["CREATE"]
+        assert (created["native"], created["forwarded"]) == (
+            (1, 0) if harness.fast_path else (0, 1)
+        )
+        assert created["failed"] == 0
+        assert re.search(r"^  CREATE +[01] +[01] +0( +\d+(\.\d)? [mu]?s){4}$", table, re.MULTILINE)
     finally:
         done = volume.encfsd("umount", volume.point, check=False)
         if device_of(volume.point) is not None:
@@ -105,7 +118,10 @@ def test_mount_returns_when_usable_and_umount_when_the_daemon_is_gone(volume: Vo
     assert (done.returncode, done.stderr) == (0, "")
     pattern = f"{volume.source} {volume.point}"
     assert run(["pgrep", "-f", pattern], check=False).stdout == ""
-    assert "everything is durable; free list: " in log.read_text()
+    ended = r"everything is durable; (\d+) requests answered natively, \d+ forwarded; free list: "
+    found = re.search(ended, log.read_text())
+    assert found is not None
+    assert (int(found[1]) > 0) == harness.fast_path
     assert str(volume.point) not in log.read_text()
 
 
@@ -354,7 +370,7 @@ def test_a_crash_leaves_a_dead_mount_that_the_next_mount_clears(volume: Volume) 
         gone = volume.encfsd("stats", volume.point, check=False)
         assert gone.returncode == Exit.NOT_MOUNTED
         log = f"--log-file={volume.log}"
-        cleared = volume.encfsd("mount", *volume.unlock, log, volume.source, volume.point)
+        cleared = volume.encfsd("mount", *volume.unlock, *way(), log, volume.source, volume.point)
         try:
             assert "clearing a dead mount" in cleared.stderr
             assert python("print(open('f').read())", volume.point) == "x\n"
@@ -466,21 +482,6 @@ def test_the_service_manager_is_told(
     assert any(message.startswith(b"STOPPING=1") for message in rest)
 
 
-NOBODY = 65534
-
-
-def as_nobody(home: Path) -> list[str]:
-    """Return a prefix that runs Python with the package as an ordinary user, or skip."""
-    paths = f"{Path(__file__).parents[2]}:{sysconfig.get_path('platlib')}"
-    become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env"]
-    settings = [f"XDG_RUNTIME_DIR={home}", f"HOME={home}", f"PYTHONPATH={paths}"]
-    for interpreter in (sys.executable, "/usr/bin/python3"):
-        prefix = [*become, *settings, interpreter]
-        if run([*prefix, "-c", "import encfsd.daemon"], cwd=home, check=False).returncode == 0:
-            return prefix
-    pytest.skip("no Python that an ordinary user may run")
-
-
 @pytest.mark.skipif(not ROOT, reason="becomes another user")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
 def test_an_ordinary_user_mounts_through_the_helper() -> None:
@@ -488,8 +489,10 @@ def test_an_ordinary_user_mounts_through_the_helper() -> None:
     mode = device.stat().st_mode
     with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to other users
         home = Path(folder)
-        os.chown(home, NOBODY, NOBODY)
-        prefix = as_nobody(home)
+        user = unprivileged(home)
+        if user is None:
+            pytest.skip("no Python that an ordinary user may run")
+        prefix = [*user[0], user[1]]
         (home / "mnt").mkdir()
         (home / "key").touch(mode=0o600)
         (home / "key").write_bytes(b"\xff" * 64)
@@ -500,7 +503,7 @@ def test_an_ordinary_user_mounts_through_the_helper() -> None:
         device.chmod(0o666)  # as udev makes it
         try:
             run([*encfsd, "init", *unlock, home / "src"], cwd=home)
-            run([*encfsd, "mount", *unlock, home / "src", home / "mnt"], cwd=home)
+            run([*encfsd, "mount", *unlock, *way(), home / "src", home / "mnt"], cwd=home)
             assert mount_entry(home / "mnt")[3].startswith(f"rw,user_id={NOBODY},")
             run([*prefix, "-c", f"open('{home}/mnt/f', 'wb').write(bytes(3 << 20))"])
             foreign = run(["cat", home / "mnt" / "f"], check=False)

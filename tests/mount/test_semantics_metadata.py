@@ -224,6 +224,14 @@ def _write_through(path: str) -> None:
     os.close(fd)
 
 
+def _write_around_the_cache(path: str) -> None:
+    import mmap  # noqa: PLC0415
+
+    fd = os.open(path, os.O_WRONLY | os.O_DIRECT)
+    os.pwritev(fd, [mmap.mmap(-1, 4096)], 0)
+    os.close(fd)
+
+
 def _write_mapped(path: str) -> None:
     import mmap  # noqa: PLC0415
 
@@ -235,6 +243,7 @@ def _write_mapped(path: str) -> None:
 
 WRITERS: dict[str, Callable[[str], object]] = {
     "write": _write_through,
+    "write around the cache": _write_around_the_cache,
     "truncate": lambda path: os.truncate(path, 10),
     "extend": lambda path: os.truncate(path, 100_000),
     "open truncating": lambda path: os.close(os.open(path, os.O_WRONLY | os.O_TRUNC)),
