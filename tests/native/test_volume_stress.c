@@ -1,5 +1,8 @@
-/* Many threads do everything at once to a few files while groups run every few milliseconds, with a small pool and few descriptors.
- * A byte of a file is either zero or what belongs to its file and place, whoever wrote it and whenever. Meant for ThreadSanitizer. */
+/* Many threads do everything at once to a few files while groups run every few milliseconds, with a small pool and few descriptors, so that
+ * objects are closed and opened all the time; at the end the volume is closed while the last requests are just ending.
+ * A byte of a file is either zero or what belongs to its family of files and its place, whoever wrote or copied it and whenever. Meant for
+ * ThreadSanitizer. */
+#include <linux/falloc.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <sys/xattr.h>
@@ -8,7 +11,9 @@
 #include "check.h"
 #include "volume_client.h"
 
-enum { THREADS = 4, ROUNDS = 3000, NAMES = 12, SIZE_MAX_STRESS = 300000, PIECE = 40000, SHARED = 64 };
+enum { THREADS = 4, ROUNDS = 3000, NAMES = 12, SIZE_MAX_STRESS = 300000, PIECE = 40000, SHARED = 64,
+       FAMILIES = 3, PERIOD = 3 * NODE_SIZE,    /* copies go between files of a family, by multiples of the period */
+       LAST = 32 };                             /* requests that are in flight when everybody else is done */
 
 static struct volume *volume;
 static _Atomic bool done;
@@ -35,18 +40,30 @@ static void *answer(void *unused)
     return unused;
 }
 
-static int64_t run(struct waiting *w)
+static void post(struct request *r) { sem_post(&((struct waiting *)r)->answered); }
+
+/* By turns as pyfuse3's side does it and as the transport does. */
+static int64_t run(struct waiting *w, unsigned turn)
 {
-    if (request_start(volume, &w->request) == REQUEST_PARKED)
-        while (sem_wait(&w->answered))
-            ;
+    struct request *r = &w->request;
+
+    r->completed = turn & 1 ? post : NULL;
+    if (!request_try(volume, r)) {
+        if ((turn & 2) && request_waits_for_disk_only(r)) {
+            request_carry_out(volume, r);
+        } else {
+            request_park(volume, r);
+            while (sem_wait(&w->answered))
+                ;
+        }
+    }
     atomic_fetch_add(&operations, 1);
-    return w->request.result;
+    return r->result;
 }
 
 static uint8_t byte_at(uint64_t ino, uint64_t offset)
 {
-    uint64_t z = (ino * 0x9e3779b97f4a7c15u) ^ (offset * 0xbf58476d1ce4e5b9u);
+    uint64_t z = ((ino % FAMILIES + 1) * 0x9e3779b97f4a7c15u) ^ (offset % PERIOD * 0xbf58476d1ce4e5b9u);
     return (uint8_t)((z >> 29) | 1);
 }
 
@@ -89,13 +106,15 @@ static void *work(void *arg)
         snprintf(name, sizeof name, "f%u", rand_r(&seed) % NAMES);
         snprintf(other, sizeof other, "f%u", rand_r(&seed) % NAMES);
         if (ino == 0)
-            kind %= 12;
+            kind %= 13;
         *r = (struct request){.ino = ROOT_INO, .name = name, .name_len = strlen(name)};
         if (kind < 6) {
             r->op = REQ_MKNOD;
             r->mode = S_IFREG | 0644;
         } else if (kind < 12) {
             r->op = REQ_LOOKUP;
+        } else if (kind < 13) {
+            *r = (struct request){.op = REQ_TMPFILE, .ino = ROOT_INO, .mode = S_IFREG | 0600};
         } else if (kind < 16) {
             r->op = REQ_UNLINK;
         } else if (kind < 22) {
@@ -105,7 +124,17 @@ static void *work(void *arg)
             r->new_name_len = strlen(other);
         } else if (kind < 24) {
             *r = (struct request){.op = REQ_LINK, .ino = ino, .new_parent = ROOT_INO, .new_name = other, .new_name_len = strlen(other)};
-        } else if (kind < 45) {
+        } else if (kind < 28) {
+            static const uint32_t MODES[] = {0, FALLOC_FL_KEEP_SIZE, FALLOC_FL_ZERO_RANGE,
+                                             FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE};
+            *r = (struct request){.op = REQ_FALLOCATE, .ino = ino, .flags = MODES[kind % 4], .offset = offset, .size = size};
+        } else if (kind < 32) {
+            uint64_t other_ino = atomic_load(&seen[rand_r(&seed) % SHARED]), shift = rand_r(&seed) % 3 * PERIOD;
+            if (other_ino % FAMILIES != ino % FAMILIES || other_ino == 0 || (other_ino == ino && shift < size))
+                continue;
+            *r = (struct request){.op = REQ_COPY, .ino = ino, .offset = offset, .new_parent = other_ino, .new_offset = offset + shift,
+                                  .size = size};
+        } else if (kind < 47) {
             for (size_t i = 0; i < size; i++)
                 data[i] = byte_at(ino, offset + i);
             *r = (struct request){.op = REQ_WRITE, .ino = ino, .buffer = data, .size = size, .offset = offset};
@@ -140,16 +169,16 @@ static void *work(void *arg)
             continue;
         }
         enum request_op op = r->op;
-        int64_t rc = run(&w);
+        int64_t rc = run(&w, rand_r(&seed));
         check_result(op, rc);
-        for (unsigned i = 0; op == REQ_WRITE && kind < 27 && i < 6; i++) {      /* a log: its fsyncs become solo commits */
+        for (unsigned i = 0; op == REQ_WRITE && kind < 35 && i < 6; i++) {      /* a log: its fsyncs become solo commits */
             struct request write = *r;
             *r = (struct request){.op = REQ_FSYNC, .ino = ino};
-            check_result(REQ_FSYNC, run(&w));
+            check_result(REQ_FSYNC, run(&w, rand_r(&seed)));
             *r = write;
-            check_result(REQ_WRITE, run(&w));
+            check_result(REQ_WRITE, run(&w, rand_r(&seed)));
         }
-        if (rc >= 0 && (op == REQ_MKNOD || op == REQ_LOOKUP)) {
+        if (rc >= 0 && (op == REQ_MKNOD || op == REQ_LOOKUP || op == REQ_TMPFILE)) {
             uint64_t old = atomic_exchange(&seen[rand_r(&seed) % SHARED], r->attr.ino);
             if (old)
                 request_forget(volume, old, 1);
@@ -164,6 +193,36 @@ static void *work(void *arg)
     free(entries);
     free(data);
     return NULL;
+}
+
+static _Atomic int in_flight;
+
+static void last_answered(struct request *r)
+{
+    check_result(r->op, r->result);
+    free(r);
+    atomic_fetch_sub(&in_flight, 1);
+}
+
+/* Requests nobody waits for, as the kernel's write-back sends them. */
+static void send_last(void)
+{
+    static uint8_t data[PERIOD];
+
+    for (unsigned i = 0; i < LAST; i++) {
+        static const enum request_op OPS[] = {REQ_WRITE, REQ_FSYNC, REQ_READ, REQ_SETATTR};
+        uint64_t ino = atomic_load(&seen[i % SHARED]);
+        struct request *r = calloc(1, sizeof *r);
+        static uint8_t back[LAST][PERIOD];
+        *r = (struct request){.op = OPS[i % 4], .ino = ino, .size = PERIOD, .completed = last_answered, .valid = SET_MTIME};
+        r->buffer = r->op == REQ_WRITE ? data : back[i];        /* zeros are always right */
+        atomic_fetch_add(&in_flight, 1);
+        if (request_start(volume, r) == REQUEST_DONE)
+            last_answered(r);
+        request_forget(volume, ino, 1);
+    }
+    while (atomic_load(&in_flight))
+        sched_yield();
 }
 
 static void on_progress(void *arg, uint64_t nodes, uint64_t total) { (void)arg, (void)nodes, (void)total; }
@@ -203,6 +262,7 @@ TEST(everything_at_once)
         pthread_join(threads[i], NULL);
     atomic_store(&done, true);
     pthread_join(answering, NULL);
+    send_last();
     volume_stats(volume, &stats);
     CHECK(!stats.failed);
     CHECK(stats.groups > 3 && stats.solo_commits > 0);
