@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/openat2.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,6 +13,8 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 enum { SHARDS = 256 };                          /* directories objects/00 .. objects/ff: the first byte of the id */
@@ -21,6 +24,7 @@ enum { SHARDS = 256 };                          /* directories objects/00 .. obj
 struct blockdir {
     int fd;
     bool read_only;
+    bool in_memory;                     /* on tmpfs, which cannot say whether a read would wait, but does not */
     /* Directory entries that this mount has made durable. They start as unknown: a directory that is found may come from
      * a process that died before its fsync. Set only, so a lost race costs one fsync more. */
     atomic_bool objects_durable, shard_durable[SHARDS];
@@ -210,6 +214,7 @@ void blockfile_close(struct blockfile *file)
 
 int blockdir_open(struct blockdir **dir, int src_fd, bool read_only)
 {
+    struct statfs fs;
     struct stat st;
 
     if (fstat(src_fd, &st) != 0)
@@ -220,6 +225,7 @@ int blockdir_open(struct blockdir **dir, int src_fd, bool read_only)
     if (!d)
         return -ENOMEM;
     d->read_only = read_only;
+    d->in_memory = fstatfs(src_fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
     d->fd = fcntl(src_fd, F_DUPFD_CLOEXEC, 0);
     if (d->fd < 0) {
         int error = -errno;
@@ -452,6 +458,27 @@ int blockfile_read(struct blockfile *file, uint64_t slot, void *buffer, size_t n
         return -EINVAL;
     int error = before(&event);
     return error ? error : done(&event, read_all(file->fd, buffer, n * NODE_SIZE, offset_of(slot)));
+}
+
+/* What the page cache has, as far as the file system can say without waiting; a part counts for nothing. */
+static int read_cached(struct blockfile *file, void *buffer, size_t size, off_t offset)
+{
+    struct iovec whole = {.iov_base = buffer, .iov_len = size};
+    ssize_t n = preadv2(file->fd, &whole, 1, offset, file->dir->in_memory ? 0 : RWF_NOWAIT);
+
+    if (n < 0 && errno != EAGAIN && errno != EOPNOTSUPP && errno != EINTR)
+        return -errno;
+    return n == (ssize_t)size ? 0 : -EAGAIN;
+}
+
+int blockfile_read_nowait(struct blockfile *file, uint64_t slot, void *buffer, size_t n)
+{
+    const struct blockio_event event = {.call = BIO_READ, .id = file->id, .slot = slot, .n = n};
+
+    if (!in_range(slot, n))
+        return -EINVAL;
+    int error = before(&event);
+    return error ? error : done(&event, read_cached(file, buffer, n * NODE_SIZE, offset_of(slot)));
 }
 
 /* Writes all of iov, a window of vectors at a time, whatever the kernel takes of each. */

@@ -52,6 +52,8 @@ int blockdir_list(struct blockdir *dir, int (*fn)(void *arg, const uint8_t *id, 
 /* Reads n whole slots from `slot` on. Retries short reads. Slots past the end of the file read as zeros.
  * Returns 0 or -errno. */
 int blockfile_read(struct blockfile *file, uint64_t slot, void *buffer, size_t n);
+/* The same from the page cache only: -EAGAIN if the disk would have to be waited for, or if the file system cannot tell. */
+int blockfile_read_nowait(struct blockfile *file, uint64_t slot, void *buffer, size_t n);
 
 /* Writes whole slots from `slot` on; iov lengths are multiples of NODE_SIZE. Retries short writes. Returns 0 or -errno;
  * after an error any subset may have been written. */

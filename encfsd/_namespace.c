@@ -398,66 +398,84 @@ static int write_owner(struct namespace *ns, struct inode *inode, const struct a
     return transaction_end(ns, r);
 }
 
-static int set_attributes(struct namespace *ns, struct inode *inode, const struct attr *values, uint32_t valid)
+/* Mode, owner and group: a transaction, so the namespace mutex is held. */
+static int set_owner(struct namespace *ns, struct inode *inode, const struct attr *values, uint32_t valid, int64_t now)
 {
-    bool owner = (valid & (SET_MODE | SET_UID | SET_GID)) != 0;
-    bool times = (valid & (SET_ATIME | SET_MTIME)) != 0 || !owner;
     struct attr new = core_attr(inode);
 
     if ((valid & SET_MODE) != 0)
         new.mode = (new.mode & S_IFMT) | (values->mode & 07777);
-    else if ((valid & (SET_UID | SET_GID)) != 0 && !S_ISDIR(new.mode))
+    else if (!S_ISDIR(new.mode))
         new.mode = without_privileges(new.mode);
     if ((valid & SET_UID) != 0)
         new.uid = values->uid;
     if ((valid & SET_GID) != 0)
         new.gid = values->gid;
-    new.ctime = (valid & SET_CTIME) != 0 ? values->ctime : time_now();
-
-    if (ns->read_only || atomic_load(&ns->failed) != 0)
-        return -EROFS;
-    if (owner) {
-        int r = write_owner(ns, inode, &new, valid);
-        if (r < 0)
-            return r;
-    }
+    new.ctime = now;
+    int r = write_owner(ns, inode, &new, valid);
+    if (r < 0)
+        return r;
     /* Size and times may have moved on meanwhile: only what was asked for is changed. */
     pthread_mutex_lock(&inode->lock);
     inode->attr.mode = new.mode;
     inode->attr.uid = new.uid;
     inode->attr.gid = new.gid;
     inode->attr.ctime = new.ctime;
+    inode->meta_mark = vfs_marks(ns->file);
+    pthread_mutex_unlock(&inode->lock);
+    return 0;
+}
+
+/* Times are only noted, for a group to write: no mutex is needed. */
+static void set_times(struct namespace *ns, struct inode *inode, const struct attr *values, uint32_t valid, int64_t now)
+{
+    pthread_mutex_lock(&inode->lock);
     if ((valid & SET_ATIME) != 0)
         inode->attr.atime = values->atime;
     if ((valid & SET_MTIME) != 0)
         inode->attr.mtime = values->mtime;
-    if (owner)
-        inode->meta_mark = vfs_marks(ns->file);
-    if (times)
-        inode->attr_dirty = true;
+    inode->attr.ctime = now;
+    inode->attr_dirty = true;
     pthread_mutex_unlock(&inode->lock);
-    if (times && ns->events.dirtied != NULL)
+    if (ns->events.dirtied != NULL)
         ns->events.dirtied(ns->events.arg, inode);
-    return 0;
+}
+
+/* Under the namespace mutex if owner or mode change. */
+static int set_attributes(struct namespace *ns, struct inode *inode, const struct attr *values, uint32_t valid)
+{
+    bool owner = (valid & (SET_MODE | SET_UID | SET_GID)) != 0;
+    int64_t now = (valid & SET_CTIME) != 0 ? values->ctime : time_now();
+    int r = ns->read_only || atomic_load(&ns->failed) != 0 ? -EROFS : 0;
+
+    if (atomic_load(&ns->torn))
+        r = -EIO;
+    if (r == 0 && owner)
+        r = set_owner(ns, inode, values, valid, now);
+    if (r == 0 && ((valid & (SET_ATIME | SET_MTIME)) != 0 || !owner))
+        set_times(ns, inode, values, valid, now);
+    return r;
 }
 
 int ns_setattr(struct namespace *ns, uint64_t ino, const struct attr *values, uint32_t valid, struct attr *out, int flags)
 {
+    bool owner = (valid & (SET_MODE | SET_UID | SET_GID)) != 0;
     struct inode *inode;
+    int r;
+
     if ((valid & SET_SIZE) != 0)
         return -EINVAL;
-    int r = ns_enter(ns, flags);
+    r = ns_get_inode(ns, ino, &inode, flags);
     if (r < 0)
         return r;
-    r = core_get(ns, ino, &inode);
-    if (r == 0) {
-        if (valid != 0)
-            r = set_attributes(ns, inode, values, valid);
-        if (r == 0)
-            *out = core_attr(inode);
-        core_put(ns, inode);
-    }
-    ns_leave(ns);
+    bool entered = owner && (r = ns_enter(ns, flags)) == 0;
+    if (r == 0 && valid != 0)
+        r = set_attributes(ns, inode, values, valid);
+    if (r == 0)
+        *out = core_attr(inode);
+    if (entered)
+        ns_leave(ns);
+    ns_put_inode(ns, inode);
     return r;
 }
 

@@ -154,7 +154,7 @@ static int collect(struct reader *r, uint64_t first, uint64_t last, struct want 
                 deliver(r, first, where == AT_NODE ? at.node->page : NULL);
         }
         pthread_rwlock_unlock(&o->lock);
-        if (r->nowait && (first < last || wanted))
+        if (r->nowait && first < last)
             return -EAGAIN;
         if (first < last && (rc = tree_load(o, &at, &cursor)))
             return rc;
@@ -207,8 +207,12 @@ static int fetch_run(struct reader *r, const struct want *want, int n, size_t sl
     struct entry entry;
     size_t from;
     int edges = 0;
-    int rc = sealed ? blockfile_read(o->file, want[0].entry.slot, sealed, slots) : -ENOMEM;
+    int rc = -ENOMEM;
 
+    if (sealed && r->nowait)
+        rc = blockfile_read_nowait(o->file, want[0].entry.slot, sealed, slots);
+    else if (sealed)
+        rc = blockfile_read(o->file, want[0].entry.slot, sealed, slots);
     if (rc)
         return rc;
     for (int i = 0; i < n; i++) {
@@ -247,7 +251,7 @@ static void read_batch(void *arg, size_t i)
         last = first + BATCH;
     int rc = collect(r, first, last, want);
     int wanted = rc;
-    if (wanted > 0)
+    if (wanted > 0 && !r->nowait)
         announce(r->o, want, wanted);
     for (int done = 0; rc >= 0 && done < wanted;) {
         int n = run_length(want + done, wanted - done, &slots);

@@ -49,12 +49,12 @@ static int64_t run_setattr(struct volume *v, struct request *r, bool nowait)
     struct attr values = r->attr;
     int64_t rc = writable(v, nowait);
 
-    if (!rc && resize && others && nowait)
+    if (!rc && resize && (others & (SET_MODE | SET_UID | SET_GID)) && nowait)
         rc = -EAGAIN;                           /* a size change that is done must not be undone by coming again */
     if (!rc && resize)
         rc = file_truncate(v, r->ino, values.size, &r->attr, file_flags(nowait) | drop);
     if (!rc && others)
-        rc = ns_setattr(v->ns, r->ino, &values, others, &r->attr, ns_flags(nowait));
+        rc = ns_setattr(v->ns, r->ino, &values, others, &r->attr, ns_flags(nowait && !resize)); /* times need no mutex */
     if (!rc && !resize && !others)
         rc = ns_getattr(v->ns, r->ino, &r->attr, ns_flags(nowait));
     if (rc == -EAGAIN)
