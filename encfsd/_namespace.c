@@ -337,6 +337,17 @@ int ns_forget(struct namespace *ns, uint64_t ino, uint64_t n)
     return 0;
 }
 
+int ns_forget_nowait(struct namespace *ns, uint64_t ino, uint64_t n)
+{
+    if (!inode_forget(ns->inodes, ino, n))
+        return 0;
+    if (ns_lock(ns, NS_NOWAIT) < 0)
+        return -EAGAIN;
+    drop_unused(ns, ino);
+    ns_leave(ns);
+    return 0;
+}
+
 struct attr core_attr(struct inode *inode)
 {
     pthread_mutex_lock(&inode->lock);

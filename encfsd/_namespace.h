@@ -83,6 +83,8 @@ int ns_rmdir(struct namespace *ns, uint64_t parent, const char *name, size_t len
 int ns_rename(struct namespace *ns, uint64_t parent, const char *name, size_t len, uint64_t new_parent,
               const char *new_name, size_t new_len, uint32_t rename_flags, int flags);
 int ns_forget(struct namespace *ns, uint64_t ino, uint64_t n);
+/* Never waits. -EAGAIN: counted, but the inode may be unused now and is to be dropped: ns_forget(ns, ino, 0) does that. */
+int ns_forget_nowait(struct namespace *ns, uint64_t ino, uint64_t n);
 
 struct ns_dirent {
     uint64_t cookie;                    /* pass to the next call to continue after this entry */

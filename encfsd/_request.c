@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -368,7 +369,34 @@ struct request *request_next_completed(struct volume *v)
     return r;
 }
 
-void request_forget(struct volume *v, uint64_t ino, uint64_t lookups) { ns_forget(v->ns, ino, lookups); }
+struct drop {
+    struct job job;
+    struct volume *volume;
+    uint64_t ino;
+};
+
+static void run_drop(struct job *job)
+{
+    struct drop *drop = (struct drop *)((char *)job - offsetof(struct drop, job));
+
+    ns_forget(drop->volume->ns, drop->ino, 0);
+    free(drop);
+}
+
+void request_forget(struct volume *v, uint64_t ino, uint64_t lookups)
+{
+    struct drop *drop;
+
+    if (ns_forget_nowait(v->ns, ino, lookups) == 0)
+        return;
+    drop = malloc(sizeof *drop);
+    if (!drop) {
+        ns_forget(v->ns, ino, 0);               /* rather late than never: its object would keep its room */
+        return;
+    }
+    *drop = (struct drop){.job = {.run = run_drop, .class = POOL_BACKGROUND}, .volume = v, .ino = ino};
+    workers_submit(v->io, &drop->job);
+}
 
 void request_note_writer(struct volume *v, uint64_t ino, int change)
 {

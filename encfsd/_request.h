@@ -66,7 +66,7 @@ int request_completion_fd(struct volume *v);
 /* Resets the eventfd when the queue gets empty. NULL: none. Never blocks. */
 struct request *request_next_completed(struct volume *v);
 
-/* FORGET never waits for the caller's sake: parked work of it is internal. */
+/* FORGET never waits: if the inode cannot be dropped right now an I/O thread does it. */
 void request_forget(struct volume *v, uint64_t ino, uint64_t lookups);
 
 /* A handle of the file was opened (+1) or released (-1) for writing: while there is one the kernel may hold dirty pages that this

@@ -463,3 +463,27 @@ TEST(a_file_that_is_only_known_takes_no_memory_but_its_inode)
     ns_put_inode(c.volume->ns, inode);
     teardown();
 }
+
+TEST(forgetting_a_deleted_file_does_not_wait)
+{
+    struct volume_stats stats;
+
+    if (!setup())
+        return;
+    CHECK_EQ(client_write(&c, file[0].ino, file[0].data, 10000, 0), 10000);
+    CHECK_EQ(client_unlink(&c, ROOT_INO, "a"), 0);
+    CHECK_EQ(client_sync(&c), 0);
+    volume_stats(c.volume, &stats);
+    uint64_t known = stats.inodes_in_core;
+    ns_lock(c.volume->ns, 0);
+    request_forget(c.volume, file[0].ino, 1);
+    ns_unlock(c.volume->ns);
+    for (int i = 0; i < 10000 && stats.inodes_in_core == known; i++) {
+        usleep(1000);
+        volume_stats(c.volume, &stats);
+    }
+    CHECK_EQ(stats.inodes_in_core, known - 1);
+    struct request r = {.op = REQ_GETATTR, .ino = file[0].ino};
+    CHECK_EQ(client_run(&c, &r), -ENOENT);
+    teardown();
+}
