@@ -336,7 +336,7 @@ static int write_contents(struct volume *v, uint64_t ino, const void *buffer, si
         rc = flags & FILE_NOWAIT ? -EAGAIN : move_to_object(v, inode);
     if (!rc && has_object(inode)) {
         struct object *o = lend(inode);
-        rc = object_write(o, buffer, size, offset, flags & FILE_NOWAIT ? OBJECT_NOWAIT : 0);
+        rc = object_write(o, buffer, size, offset, flags & FILE_NOWAIT ? OBJECT_NOWAIT : OBJECT_QUEUE);
         give_back(inode);
         if (!rc)
             take_object_attr(inode);
@@ -425,7 +425,7 @@ int file_truncate(struct volume *v, uint64_t ino, uint64_t size, struct attr *ou
         rc = flags & FILE_NOWAIT ? -EAGAIN : move_to_object(v, inode);
     if (!rc && has_object(inode)) {
         struct object *o = lend(inode);
-        rc = object_truncate(o, size, flags & FILE_NOWAIT ? OBJECT_NOWAIT : 0);
+        rc = object_truncate(o, size, flags & FILE_NOWAIT ? OBJECT_NOWAIT : OBJECT_QUEUE);
         give_back(inode);
         if (!rc)
             take_object_attr(inode);
@@ -445,7 +445,7 @@ int file_truncate(struct volume *v, uint64_t ino, uint64_t size, struct attr *ou
 /* Makes [offset, end) zeros, and the file at least `size` long. Not in one step for who reads meanwhile. */
 static int zero_range(struct volume *v, uint64_t ino, uint64_t offset, uint64_t end, uint64_t size, int flags)
 {
-    const int object_flags = flags & FILE_NOWAIT ? OBJECT_NOWAIT : 0;
+    const int object_flags = flags & FILE_NOWAIT ? OBJECT_NOWAIT : OBJECT_QUEUE;
     struct inode *inode;
     int rc = acquire(v, ino, &inode, CHANGE, flags);
 

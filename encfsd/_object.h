@@ -29,7 +29,7 @@ struct object_env {
     bool cache_data;                    /* keep clean data nodes in the pool while it has room */
     _Atomic uint64_t dirty_nodes;       /* dirty and in-flight data nodes of all objects */
     _Atomic uint64_t open_objects;      /* each holds one file descriptor */
-    uint64_t dirty_limit;               /* with OBJECT_NOWAIT a write that would pass it returns -EAGAIN; without, the writer
+    _Atomic uint64_t dirty_limit;               /* with OBJECT_NOWAIT a write that would pass it returns -EAGAIN; without, the writer
                                            writes nodes back itself first */
 };
 
@@ -41,7 +41,10 @@ struct object_attr {
     int64_t atime, mtime, ctime;        /* ns */
 };
 
-enum object_flags { OBJECT_NOWAIT = 1 };
+enum object_flags {
+    OBJECT_NOWAIT = 1,
+    OBJECT_QUEUE = 2,                   /* the caller holds no lock: a write that finds no free node may wait for one (pool_take) */
+};
 
 /* Creates the backing file of a new, empty object and allocates its root slots (written with zeros). Nothing is durable
  * before the first commit. Returns 0 or -errno; on error no file is left behind. */

@@ -111,6 +111,7 @@ struct object {
     struct generation *current, *flying;        /* flying: NULL, or of the commit in flight, or of one that failed
                                                    and that the next one takes up again */
     struct root *root;                  /* the last durable root; all zero before the first commit */
+    uint64_t updates;                   /* counts changes of contents */
     uint64_t tree_version;              /* counts exchanges of the tree */
     struct commit *commit;              /* NULL if none is in flight */
     uint64_t size;

@@ -56,12 +56,16 @@ void supersede(struct object *o, struct node *node)
 
 /* ---- Updates ---- */
 
-/* Bytes [from, to) of one node. */
+/* Bytes [from, to) of one node. As a rule they change a node in memory; if the pool has none to give, what they make of the old
+ * content is sealed and written without the lock, and linked if nothing else has changed the object meanwhile. */
 struct patch {
     uint64_t index;
     size_t from, to;
     const uint8_t *source;              /* NULL: zeros */
-    struct node *spare;                 /* takes the new content if the node is not in memory or must not change */
+    struct node *spare;                 /* takes the new content if the node is not in memory or must not change; NULL: there was
+                                           none, then the new content is sealed at once */
+    struct entry sealed;                /* of it, in a slot of its own; slot 0: not sealed yet */
+    uint64_t sealed_for;                /* object.updates that it was made for */
     struct location at;                 /* of the old content, as patch_needs found it under this hold of the lock */
     struct cursor cursor;
     bool loaded;                        /* page holds what entry names */
@@ -157,13 +161,46 @@ static bool is_writable(const struct object *o, const struct node *node)
     return node->state == NODE_CLEAN || (node->state == NODE_DIRTY && node->commit == o->current->tag);
 }
 
-static void apply_patch(struct object *o, struct patch *p)
+/* True if the patch makes content that no node in memory can take. */
+static bool needs_spare(const struct object *o, const struct patch *p)
+{
+    if (is_idle(o, p) || (p->at.where == AT_HOLE && !p->source))
+        return false;
+    return p->at.where != AT_NODE || !is_writable(o, p->at.node);
+}
+
+static void patch_bytes(const struct patch *p, uint8_t *page)
+{
+    if (p->source)
+        memcpy(page + p->from, p->source, p->to - p->from);
+    else
+        memset(page + p->from, 0, p->to - p->from);
+}
+
+/* Links a node that was sealed. */
+static void apply_sealed(struct object *o, struct update *u, uint64_t index, const struct entry *entry, uint64_t committed)
+{
+    struct node *node = o->data_in_table ? table_find(o, 0, index) : NULL;
+    bool fresh = !node && (index < committed || overlay_get(&o->current->overlay, index) ? is_new(o, index) : true);
+
+    if (node)
+        supersede(o, node);
+    replaced_push(u, overlay_put(&o->current->overlay, index, entry));
+    o->current->grown += fresh;
+}
+
+static void apply_patch(struct object *o, struct update *u, struct patch *p, uint64_t committed)
 {
     struct node *node = p->at.node;
     enum where where = p->at.where;
 
     if (is_idle(o, p) || (where == AT_HOLE && !p->source))
         return;
+    if (!p->spare && needs_spare(o, p)) {
+        apply_sealed(o, u, p->index, &p->sealed, committed);
+        p->sealed.slot = 0;
+        return;
+    }
     if (where == AT_NODE && is_writable(o, node)) {
         if (node->state == NODE_CLEAN) {
             atomic_store(&node->owner, NULL);
@@ -184,27 +221,17 @@ static void apply_patch(struct object *o, struct patch *p)
         table_insert(o, node);
         o->current->grown += where == AT_HOLE;
     }
-    if (p->source)
-        memcpy((uint8_t *)node->page + p->from, p->source, p->to - p->from);
-    else
-        memset((uint8_t *)node->page + p->from, 0, p->to - p->from);
+    patch_bytes(p, node->page);
 }
 
 static void apply(struct object *o, struct update *u)
 {
     uint64_t committed = committed_nodes(o);
 
+    o->updates++;
     apply_cut(o, u);
-    for (size_t i = 0; i < u->directs; i++) {
-        uint64_t index = u->direct_index + i;
-        struct node *node = o->data_in_table ? table_find(o, 0, index) : NULL;
-        bool fresh = !node && (index < committed || overlay_get(&o->current->overlay, index) ? is_new(o, index) : true);
-
-        if (node)
-            supersede(o, node);
-        replaced_push(u, overlay_put(&o->current->overlay, index, &u->direct[i]));
-        o->current->grown += fresh;
-    }
+    for (size_t i = 0; i < u->directs; i++)
+        apply_sealed(o, u, u->direct_index + i, &u->direct[i], committed);
     for (size_t i = 0; i < u->freshes; i++) {
         struct node *node = u->fresh[i], *old = table_find(o, 0, u->fresh_index + i);
 
@@ -219,7 +246,7 @@ static void apply(struct object *o, struct update *u)
         u->fresh[i] = NULL;
     }
     for (int i = 0; i < u->patches; i++)
-        apply_patch(o, &u->patch[i]);
+        apply_patch(o, u, &u->patch[i], committed);
     if (u->set || (u->grow && u->size > o->size)) {
         o->current->attr_dirty |= o->size != u->size;
         o->size = u->size;
@@ -231,7 +258,10 @@ static bool patch_needs(struct object *o, struct patch *p)
 {
     if (is_idle(o, p))
         return false;
-    switch (locate(o, p->index, &p->cursor, &p->at)) {
+    enum where where = locate(o, p->index, &p->cursor, &p->at);
+    if (p->sealed.slot && p->sealed_for == o->updates)
+        return false;
+    switch (where) {
     case AT_MISSING:
         return true;
     case AT_ENTRY:
@@ -251,21 +281,79 @@ static int patch_load(struct object *o, struct patch *p)
     return rc;
 }
 
-static int take_spares(struct object *o, struct update *u)
+/* Seals n nodes, at most BATCH, into new slots. On error, what entry[].slot names must be given back. */
+static int seal_run(struct object *o, const uint8_t *buffer, size_t n, struct entry *entry)
 {
-    for (int i = 0; i < u->patches; i++)
-        if (pool_take(o->env->pool, POOL_DATA, POOL_APPLICATION, false, &u->patch[i].spare))
-            return -ENOMEM;
+    const void *page[BATCH];
+    int rc = take_slots(o, n, entry);
+
+    for (size_t i = 0; i < n; i++)
+        page[i] = buffer + i * NODE_SIZE;
+    return rc ? rc : seal_to_slots(o, page, n, entry);
+}
+
+/* A node for new content. -EAGAIN or -ENOMEM: there is none, and with OBJECT_NOWAIT the caller comes again; else it does without. An
+ * object that is short of nodes seals its own dirty ones first; only then, and only if the caller holds none, it waits. */
+static int take_data(struct object *o, bool holds_none, int flags, struct node **node)
+{
+    int rc = pool_take(o->env->pool, POOL_DATA, POOL_APPLICATION, false, node);
+
+    if (!rc || (flags & OBJECT_NOWAIT))
+        return rc ? -EAGAIN : 0;
+    object_write_back(o, BATCH);        /* what fails here stays dirty and fails again in a commit */
+    return pool_take(o->env->pool, POOL_DATA, POOL_APPLICATION, holds_none && (flags & OBJECT_QUEUE), node);
+}
+
+/* -EAGAIN with OBJECT_NOWAIT, else 0: patches without a spare are sealed at once. */
+static int take_spares(struct object *o, struct update *u, int flags)
+{
+    for (int i = 0; i < u->patches; i++) {
+        int rc = take_data(o, i == 0 && u->freshes == 0, flags, &u->patch[i].spare);
+        if (rc)
+            return flags & OBJECT_NOWAIT ? rc : 0;
+    }
     return 0;
+}
+
+/* True if the patch must be sealed before it can be applied: then its page holds what it is made of. lock held. */
+static bool patch_must_be_sealed(struct object *o, struct patch *p)
+{
+    if (p->spare || !needs_spare(o, p) || (p->sealed.slot && p->sealed_for == o->updates))
+        return false;
+    if (p->at.where == AT_HOLE)
+        memset(p->page, 0, NODE_SIZE);
+    else if (p->at.where == AT_NODE)
+        memcpy(p->page, p->at.node->page, NODE_SIZE);
+    p->sealed_for = o->updates;
+    return true;
+}
+
+static void patch_unseal(struct object *o, struct patch *p)
+{
+    if (p->sealed.slot)
+        undo_slots(o, &p->sealed.slot, 1);
+    p->sealed.slot = 0;
+}
+
+/* Seals what the patch makes of its page. */
+static int patch_seal(struct object *o, struct patch *p)
+{
+    patch_unseal(o, p);
+    p->loaded = false;                  /* the page will hold the new content */
+    patch_bytes(p, p->page);
+    int rc = seal_run(o, p->page, 1, &p->sealed);
+    if (rc)
+        patch_unseal(o, p);
+    return rc;
 }
 
 /* Brings an update about, all of it or nothing. Takes what it needs of u->fresh (entries become NULL). 0 or -errno. */
 static int object_update(struct object *o, struct update *u, int flags)
 {
-    int rc = take_spares(o, u);
+    int rc = take_spares(o, u, flags);
 
     while (!rc) {
-        struct patch *needy = NULL;
+        struct patch *needy = NULL, *unsealed = NULL;
 
         pthread_rwlock_wrlock(&o->lock);
         if (u->expects && o->size != u->expected)
@@ -273,20 +361,28 @@ static int object_update(struct object *o, struct update *u, int flags)
         for (int i = 0; i < u->patches && !rc && !needy; i++)
             if (patch_needs(o, &u->patch[i]))
                 needy = &u->patch[i];
-        if (!rc && !needy) {
-            if (!table_reserve(o) || overlay_reserve(&o->current->overlay, u->directs) || cuts_reserve(&o->current->cuts, 1))
+        for (int i = 0; i < u->patches && !rc && !needy && !unsealed; i++)
+            if (patch_must_be_sealed(o, &u->patch[i]))
+                unsealed = &u->patch[i];
+        if (!rc && !needy && !unsealed) {
+            if (!table_reserve(o) || overlay_reserve(&o->current->overlay, u->directs + (size_t)u->patches) || cuts_reserve(&o->current->cuts, 1))
                 rc = -ENOMEM;
             else
                 apply(o, u);
         }
         pthread_rwlock_unlock(&o->lock);
-        if (rc || !needy)
+        if (rc || (!needy && !unsealed))
             break;
-        rc = flags & OBJECT_NOWAIT ? -EAGAIN : patch_load(o, needy);
+        if (flags & OBJECT_NOWAIT)
+            rc = -EAGAIN;
+        else
+            rc = needy ? patch_load(o, needy) : patch_seal(o, unsealed);
     }
-    for (int i = 0; i < u->patches; i++)
+    for (int i = 0; i < u->patches; i++) {
         if (u->patch[i].spare)
             pool_give(o->env->pool, u->patch[i].spare);
+        patch_unseal(o, &u->patch[i]);
+    }
     undo_slots(o, u->replaced.at, u->replaced.count);
     slots_free(&u->replaced);
     return rc;
@@ -302,6 +398,7 @@ static void add_patch(struct update *u, uint64_t offset, size_t length, const ui
     p->source = source;
     p->loaded = false;
     p->spare = NULL;
+    p->sealed = (struct entry){0};
     cursor_init(&p->cursor);
 }
 
@@ -314,17 +411,6 @@ struct direct {
     size_t n;
     _Atomic int rc;
 };
-
-/* Seals n nodes, at most BATCH, into new slots. On error, what entry[].slot names must be given back. */
-static int seal_run(struct object *o, const uint8_t *buffer, size_t n, struct entry *entry)
-{
-    const void *page[BATCH];
-    int rc = take_slots(o, n, entry);
-
-    for (size_t i = 0; i < n; i++)
-        page[i] = buffer + i * NODE_SIZE;
-    return rc ? rc : seal_to_slots(o, page, n, entry);
-}
 
 static void direct_batch(void *arg, size_t i)
 {
@@ -364,15 +450,43 @@ static int throttle(struct object *o, size_t nodes, int flags)
     return object_write_back(o, nodes > BATCH ? nodes : BATCH);
 }
 
-/* Copies n whole nodes into memory. 0 or -ENOMEM; nodes taken so far are in `fresh`. */
-static int copy_fresh(struct object *o, const uint8_t *buffer, size_t n, struct node **fresh)
+/* Copies n whole nodes into memory. 0, -EAGAIN or -ENOMEM: there are not enough, and none is kept. */
+static int copy_fresh(struct object *o, const uint8_t *buffer, size_t n, int flags, struct node **fresh)
 {
-    for (size_t i = 0; i < n; i++) {
-        if (pool_take(o->env->pool, POOL_DATA, POOL_APPLICATION, false, &fresh[i]))
-            return -ENOMEM;
-        memcpy(fresh[i]->page, buffer + i * NODE_SIZE, NODE_SIZE);
+    size_t taken = 0;
+    int rc = 0;
+
+    for (; taken < n && !rc; taken += !rc) {
+        rc = take_data(o, taken == 0, flags, &fresh[taken]);
+        if (!rc)
+            memcpy(fresh[taken]->page, buffer + taken * NODE_SIZE, NODE_SIZE);
     }
-    return 0;
+    while (rc && taken > 0) {
+        pool_give(o->env->pool, fresh[--taken]);
+        fresh[taken] = NULL;
+    }
+    return rc;
+}
+
+/* Seals n whole nodes at `buffer`, then makes them and the patches part of the object. */
+static int write_direct(struct object *o, struct update *u, const uint8_t *buffer, uint64_t index, size_t n, int flags)
+{
+    struct entry *entry = calloc(n, sizeof *entry);
+
+    if (!entry)
+        return -ENOMEM;
+    u->direct = entry;
+    u->direct_index = index;
+    u->directs = n;
+    int rc = seal_direct(o, buffer, n, entry);
+    if (!rc)
+        rc = object_update(o, u, flags);
+    for (size_t i = 0; i < n && rc; i++)
+        if (entry[i].slot)
+            undo_slots(o, &entry[i].slot, 1);
+    secret_wipe(entry, n * sizeof *entry);
+    free(entry);
+    return rc;
 }
 
 /* Writes n whole nodes at `buffer`, and the patches of the update. */
@@ -384,31 +498,19 @@ static int write_nodes(struct object *o, struct update *u, const uint8_t *buffer
 
     if (rc)
         return rc;
-    if (direct) {
-        struct entry *entry = calloc(n, sizeof *entry);
-        if (!entry)
-            return -ENOMEM;
-        u->direct = entry;
-        u->direct_index = index;
-        u->directs = n;
-        rc = seal_direct(o, buffer, n, entry);
-        if (!rc)
-            rc = object_update(o, u, flags);
-        for (size_t i = 0; i < n && rc; i++)
-            if (entry[i].slot)
-                undo_slots(o, &entry[i].slot, 1);
-        secret_wipe(entry, n * sizeof *entry);
-        free(entry);
-        return rc;
-    }
+    if (direct)
+        return write_direct(o, u, buffer, index, n, flags);
     if (n > DIRECT_MIN && !(fresh = calloc(n, sizeof(struct node *))))
         return -ENOMEM;
-    u->fresh = fresh;
-    u->fresh_index = index;
-    u->freshes = n;
-    rc = copy_fresh(o, buffer, n, fresh);
-    if (!rc)
+    rc = copy_fresh(o, buffer, n, flags, fresh);
+    if (!rc) {
+        u->fresh = fresh;
+        u->fresh_index = index;
+        u->freshes = n;
         rc = object_update(o, u, flags);
+    } else if (!(flags & OBJECT_NOWAIT)) {
+        rc = write_direct(o, u, buffer, index, n, flags);
+    }
     for (size_t i = 0; i < n; i++)
         if (fresh[i])
             pool_give(o->env->pool, fresh[i]);

@@ -57,6 +57,7 @@ struct node {
     uint8_t level;                      /* 0 data, 1.. tree */
     uint8_t state;                      /* enum node_state of _object.c */
     _Atomic uint8_t referenced;         /* clock bit: set on use, cleared by the hand */
+    bool retired;                       /* the pool's, here because there is room: pool_resize took the slot out of use */
     uint32_t commit;                    /* tag of the commit it was dirtied for */
     struct node *hash_next;             /* chain of the owner's node table */
     struct node *list_prev, *list_next; /* the owner's dirty or in-flight list */

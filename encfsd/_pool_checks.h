@@ -9,6 +9,7 @@
 
 #include "_pool.h"
 
+#ifndef POOL_UNCHECKED                 /* a test that looks at what lies in free slots */
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define POOL_CHECKED 1
@@ -16,6 +17,7 @@
 #endif
 #if !defined(POOL_CHECKED) && (defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__))
 #define POOL_CHECKED 1
+#endif
 #endif
 
 #ifdef POOL_CHECKED

@@ -17,6 +17,9 @@ struct fold {
     uint8_t *sealed;                    /* BATCH pages: the first `ready` are sealed, for the slots before run_used */
     size_t ready;
     struct node *pending[BATCH];        /* filled, not sealed yet */
+    struct node bare;                   /* stands in when the pool has none, so that a commit never waits for memory */
+    struct tree_node bare_page;
+    bool bare_pending;
     size_t pending_at[BATCH];           /* where the list being built holds their entries */
     size_t pendings;
 };
@@ -230,6 +233,12 @@ static int flush_writes(struct fold *f, uint64_t next)
     return ready ? blockfile_writev(f->o->file, slot, &iov, 1) : 0;
 }
 
+static void give_node(struct fold *f, struct node *node)
+{
+    if (node != &f->bare)
+        pool_give(f->o->env->pool, node);
+}
+
 /* Seals the pending nodes; their entries in `out` become complete, and they wait in the commit's list to be cached. */
 static int seal_pending(struct fold *f, unsigned level, struct changes *out)
 {
@@ -244,6 +253,7 @@ static int seal_pending(struct fold *f, unsigned level, struct changes *out)
         rc = seal_nodes(f->o->id, job, n);
     f->ready += rc ? 0 : n;
     f->pendings = 0;
+    f->bare_pending = false;
     for (size_t i = 0; i < n; i++) {
         struct node *node = f->pending[i];
         struct entry *entry = &out->at[f->pending_at[i]].entry;
@@ -253,7 +263,7 @@ static int seal_pending(struct fold *f, unsigned level, struct changes *out)
         if (!rc)
             rc = replace(f->c, level, node->index, keep ? node : NULL);
         if (rc || !keep)
-            pool_give(f->o->env->pool, node);
+            give_node(f, node);
     }
     secret_wipe(job, n * sizeof job[0]);
     return rc;
@@ -267,10 +277,11 @@ static int finish_node(struct fold *f, unsigned level, struct node *node, struct
     int rc = changes_push(out, node->index, &entry);
 
     if (rc) {
-        pool_give(f->o->env->pool, node);
+        give_node(f, node);
         return rc;
     }
     c->run_used++;
+    f->bare_pending |= node == &f->bare;
     f->pending_at[f->pendings] = out->count - 1;
     f->pending[f->pendings++] = node;
     if (f->ready + f->pendings == BATCH) {
@@ -316,16 +327,26 @@ static int replace_data(struct fold *f, uint64_t index, const struct entry *old)
     return retire(f, old->slot);
 }
 
+/* A node to build in. One that stands in is sealed before it is used again. */
+static int take_node(struct fold *f, unsigned level, struct changes *out, struct node **node)
+{
+    if (pool_take(f->o->env->pool, POOL_TREE, POOL_COMMIT, false, node) == 0)
+        return 0;
+    *node = &f->bare;
+    return f->bare_pending ? seal_pending(f, level, out) : 0;
+}
+
 /* Makes tree node (level, index) from its old content and n changes of its children. */
 static int build_node(struct fold *f, unsigned level, uint64_t index, const struct delta_entry *change, size_t n,
                       struct changes *out)
 {
     struct node *node;
 
-    if (pool_take(f->o->env->pool, POOL_TREE, POOL_COMMIT, false, &node))
-        return -ENOMEM;
+    int rc = take_node(f, level, out, &node);
+    if (rc)
+        return rc;
     struct tree_node *page = node->page;
-    int rc = start_node(f, level, index, page);
+    rc = start_node(f, level, index, page);
     node->level = (uint8_t)level;
     node->index = index;
     for (size_t i = 0; i < n && !rc; i++) {
@@ -336,7 +357,7 @@ static int build_node(struct fold *f, unsigned level, uint64_t index, const stru
     }
     if (!rc && !is_empty(page))
         return finish_node(f, level, node, out);
-    pool_give(f->o->env->pool, node);
+    give_node(f, node);
     return rc ? rc : changes_push(out, index, &hole);
 }
 
@@ -456,14 +477,17 @@ int tree_fold(struct object *o, struct commit *c)
     f->g = o->flying;
     f->nodes = f->old->nodes;
     f->ready = f->pendings = 0;
+    f->bare = (struct node){.page = &f->bare_page, .overflow = true};
+    f->bare_pending = false;
     f->sealed = sealed_buffer();
     cursor_init(&f->cursor);
     int rc = f->sealed ? fold(f) : -ENOMEM;
     for (size_t i = 0; i < f->pendings; i++)
-        pool_give(o->env->pool, f->pending[i]);
+        give_node(f, f->pending[i]);
     for (unsigned level = 0; level <= TREE_MAX_HEIGHT; level++)
         changes_free(&f->list[level]);
     secret_wipe(&f->cursor, sizeof f->cursor);
+    secret_wipe(&f->bare_page, sizeof f->bare_page);
     free(f);
     return rc;
 }

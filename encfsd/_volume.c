@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,6 +41,19 @@ static uint64_t descriptor_limit(void)
     if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur < 4 * DESCRIPTORS_KEPT)
         return DESCRIPTORS_KEPT;
     return limit.rlim_cur == RLIM_INFINITY ? 1 << 20 : limit.rlim_cur - 2 * DESCRIPTORS_KEPT;
+}
+
+/* Where the list must not be exceeded, dirty nodes take at most half of what writers may have: so groups come before they run out. */
+static void limit_dirty(struct volume *v)
+{
+    uint64_t limit = v->options.dirty_limit_bytes / NODE_SIZE;
+    struct pool_stats stats;
+
+    pool_stats(v->pool, &stats);
+    uint64_t half = (stats.capacity - POOL_RESERVE_NODES) / 2;
+    if (stats.overflow != POOL_OVERFLOW_MALLOC && limit > half)
+        limit = half;
+    atomic_store(&v->env.dirty_limit, limit);
 }
 
 static int open_pool(struct volume *v, char *message, size_t size)
@@ -107,7 +121,7 @@ static int open_base(struct volume *v, const struct volume_options *options, cha
     v->env.workers = v->io;
     v->env.read_only = options->read_only;
     v->env.cache_data = options->free_list_bytes > 0;
-    v->env.dirty_limit = options->dirty_limit_bytes / NODE_SIZE;
+    limit_dirty(v);
     rc = random_bytes(v->env.instance, ID_SIZE);
     return rc ? fail(message, size, rc, "the kernel gives no random bytes") : 0;
 }
@@ -578,7 +592,14 @@ int volume_close(struct volume *v)
 
 /* ---- stats, values ---- */
 
-int volume_resize_free_list(struct volume *v, uint64_t bytes) { return pool_resize(v->pool, bytes); }
+int volume_resize_free_list(struct volume *v, uint64_t bytes)
+{
+    int rc = pool_resize(v->pool, bytes);
+
+    if (!rc)
+        limit_dirty(v);
+    return rc;
+}
 
 void volume_queue_stats(struct volume *v, struct pool_queue_stats stats[POOL_CLASSES]) { pool_queue_stats(v->pool, stats); }
 
