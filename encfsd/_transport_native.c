@@ -173,7 +173,7 @@ static int decode_create(struct message *m, struct body *body)
     if (in == NULL)
         return -EINVAL;
     m->request.mode = S_IFREG | (in->mode & 07777);
-    m->request.flags = in->flags & O_EXCL ? 0 : 1;      /* only for REQ_TMPFILE */
+    m->request.flags = in->flags & O_EXCL;      /* only for REQ_TMPFILE: no name later */
     set_caller(m, in->umask);
     return take_request_name(m, body);
 }
@@ -276,6 +276,7 @@ static int decode_fallocate(struct message *m, struct body *body)
     m->request.offset = in->offset;
     m->request.size = in->length;
     m->request.flags = in->mode;
+    set_caller(m, 0);
     return 0;
 }
 
@@ -300,6 +301,7 @@ static int decode_copy(struct message *m, struct body *body)
     m->request.new_parent = in->nodeid_out;
     m->request.new_offset = in->off_out;
     m->request.size = in->len;
+    set_caller(m, 0);
     return 0;
 }
 
