@@ -60,11 +60,9 @@ static int take_new_name(struct message *m, struct body *body)
 /* The nearest time that can be stored: 64 bits of nanoseconds end in 1677 and 2262. */
 static int64_t time_of(uint64_t seconds, uint32_t nanoseconds)
 {
-    int64_t ns;
+    __int128 ns = (__int128)(int64_t)seconds * NANOSECONDS + nanoseconds;
 
-    if (__builtin_mul_overflow((int64_t)seconds, (int64_t)NANOSECONDS, &ns) || __builtin_add_overflow(ns, nanoseconds, &ns))
-        return (int64_t)seconds < 0 ? INT64_MIN : INT64_MAX;
-    return ns;
+    return ns < INT64_MIN ? INT64_MIN : ns > INT64_MAX ? INT64_MAX : (int64_t)ns;
 }
 
 static void split_time(int64_t ns, uint64_t *seconds, uint32_t *nanoseconds)
