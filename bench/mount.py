@@ -19,6 +19,7 @@ import dataclasses
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -129,7 +130,8 @@ class Bench:
                 place.close()
 
     def _fail(self, what: str, place: Place | None, error: Exception) -> None:
-        self._report.note(f"{what} FAILED: {str(error)[-500:]}")
+        lines = str(error).strip().splitlines() or [repr(error)]
+        self._report.note(f"{what} FAILED: {lines[-1]}")
         if place is not None and place.describe_end():
             say(f"its log ends: {place.describe_end()}")
         if place is not None and place.candidate.keeps_mount:
@@ -143,6 +145,8 @@ class Bench:
         with contextlib.ExitStack() as stack:
             places: list[Place] = []
             for candidate in work.instead or self._candidates:
+                if candidate.role not in work.roles:
+                    continue
                 if candidate.name in work.left_out:
                     reason = work.left_out[candidate.name]
                     self._report.note(f"{what}: without {candidate.name}, which {reason}")
@@ -318,6 +322,8 @@ def parse(names: list[str]) -> argparse.Namespace:
 
 def main() -> None:
     """Measure; print tables; write results and plots."""
+    # So that a terminated run unmounts and removes what it made, as an interrupted one does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # passthrough_ll has a descriptor open for each inode that the kernel knows.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

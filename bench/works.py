@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from candidates import SPINNING, Candidate, encfsd
+from candidates import NO_FAST_PATH, SPINNING, Candidate, Role, encfsd
 from place import FREE, PINNED, Place, drop_caches
 
 HERE = Path(__file__).parent
@@ -40,11 +40,12 @@ class Sizes:
     tar_files: int
     listed_files: int
     puts: int  # of db_bench
+    few_puts: int  # of db_bench where peers take part
     batches: int
 
 
-FULL = Sizes(5, 256, 64, 128, 4000, 400, 1000, 20_000, 200_000, 300_000, 1000)
-QUICK = Sizes(2, 64, 16, 32, 1000, 100, 200, 2000, 5000, 50_000, 200)
+FULL = Sizes(5, 256, 64, 128, 4000, 400, 1000, 20_000, 200_000, 300_000, 20_000, 1000)
+QUICK = Sizes(2, 64, 16, 32, 1000, 100, 200, 2000, 5000, 50_000, 5000, 200)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Work:
     bases: tuple[str, ...]
     measure: Callable[[Place, Sizes, int], Figures]
     prepare: Callable[[Place, Sizes], None] = _nothing
+    roles: frozenset[Role] = frozenset(Role)  # who takes part
+    # Who of them does not, and why.
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
     instead: tuple[Candidate, ...] = ()  # who is measured, if not everybody
 
@@ -210,21 +213,35 @@ DB_BENCH = (
     "--sync=0",
     "--compression_type=none",
     "--seed=42",
-    # So that flushes and compaction happen with as little data as fits the time.
-    "--write_buffer_size=8388608",
-    "--target_file_size_base=8388608",
-    "--max_bytes_for_level_base=33554432",
 )
 
 
-def _db_bench(place: Place, size: Sizes, n: int) -> Figures:
+def _db_bench(place: Place, puts: int, n: int) -> Figures:
+    """Put and compact, with memtables and files so small that there is much to compact."""
     place.pin(FREE)
     db = place.directory / f"db-{n}"
-    benchmarks = "--benchmarks=fillrandom,overwrite,compact"
-    output = place.run("db_bench", benchmarks, f"--db={db}", f"--num={size.puts}", *DB_BENCH)
+    file_size = puts * 116 // 5
+    output = place.run(
+        "db_bench",
+        "--benchmarks=fillrandom,overwrite,compact",
+        f"--db={db}",
+        f"--num={puts}",
+        f"--write_buffer_size={file_size}",
+        f"--target_file_size_base={file_size}",
+        f"--max_bytes_for_level_base={file_size * 4}",
+        *DB_BENCH,
+    )
     for what, us in re.findall(r"^(\w+)\s*:\s*([0-9.]+) micros/op", output, re.MULTILINE):
-        yield Figure(f"RocksDB {what}", "", "us", float(us))
+        yield Figure(f"RocksDB {what}, {puts:,} puts", "", "us", float(us))
     place.run("rm", "-r", db)
+
+
+def _many_puts(place: Place, size: Sizes, n: int) -> Figures:
+    yield from _db_bench(place, size.puts, n)
+
+
+def _few_puts(place: Place, size: Sizes, n: int) -> Figures:
+    yield from _db_bench(place, size.few_puts, n)
 
 
 def _batches(place: Place, size: Sizes, n: int) -> Figures:
@@ -252,6 +269,8 @@ def _beside_spinner(place: Place, size: Sizes, n: int) -> Figures:
         yield _microseconds(f"beside a spinning thread: {what}", PINNED, ns)
 
 
+NO_PEERS = frozenset(Role) - {Role.PEER}
+PUTS_TAKE_MINUTES = {f"encfsd {NO_FAST_PATH}": "takes minutes; see rocksdb-peers"}
 LINKED_LIST = "finds inodes in a linked list: 200,000 of them take it minutes"
 
 WORKS = (
@@ -260,7 +279,10 @@ WORKS = (
     Work("sequential", (TMPFS, DISK), _sequential),
     Work("random-write", (TMPFS, DISK), _write_random, _fill_for_writes),
     Work("append", (DISK,), _append),
-    Work("rocksdb", (DISK, TMPFS), _db_bench),
+    # A put is a write(2). Where each is a request, as many puts as it takes to tell encfsd from the
+    # raw directory would take minutes.
+    Work("rocksdb", (DISK, TMPFS), _many_puts, roles=NO_PEERS, left_out=PUTS_TAKE_MINUTES),
+    Work("rocksdb-peers", (DISK, TMPFS), _few_puts, roles=frozenset({Role.OURS, Role.PEER})),
     Work("batches", (DISK, TMPFS), _batches),
     Work("small-files", (TMPFS, DISK), _small_files),
     Work("untar", (DISK,), _untar),
@@ -269,7 +291,10 @@ WORKS = (
         (DISK,),
         _list,
         _fill_for_listing,
-        {"passthrough_ll": LINKED_LIST, "cryfs": "takes minutes to create 200,000 files"},
+        left_out={
+            "passthrough_ll": LINKED_LIST,
+            "cryfs": "takes minutes to create 200,000 files",
+        },
     ),
     Work(
         "spinning",
