@@ -137,6 +137,8 @@ static int decode_setattr(struct message *m, struct body *body)
         m->request.op = REQ_GETATTR;
     if (in->valid & FATTR_SIZE && in->valid & FATTR_KILL_SUIDGID)
         m->request.valid |= SET_DROP_PRIVILEGES;
+    if (m->request.valid == SET_CTIME)          /* chown(2) that changes nobody clears set-id bits, too; nothing else looks like it */
+        m->request.valid |= SET_DROP_PRIVILEGES;
     return 0;
 }
 

@@ -1,6 +1,7 @@
 """Attributes: times, who may set them, what changes them; modes; blocks; statfs."""
 
 import itertools
+import mmap  # here, as other users may not read Python's files
 import os
 import shutil
 import subprocess
@@ -225,16 +226,12 @@ def _write_through(path: str) -> None:
 
 
 def _write_around_the_cache(path: str) -> None:
-    import mmap  # noqa: PLC0415
-
     fd = os.open(path, os.O_WRONLY | os.O_DIRECT)
     os.pwritev(fd, [mmap.mmap(-1, 4096)], 0)
     os.close(fd)
 
 
 def _write_mapped(path: str) -> None:
-    import mmap  # noqa: PLC0415
-
     fd = os.open(path, os.O_RDWR)
     with mmap.mmap(fd, 4096) as shared:
         shared[0] = 0x78
