@@ -76,12 +76,15 @@ check: build ## Lint, formatting and types
 	$(BIN)/mypy encfsd tests
 
 .PHONY: test
-test: check asan ## All but the long tests: lint, types, C tests under sanitizers, pytest
+test: check asan ## All but the long tests: lint, types, C tests under sanitizers, pytest with and without the fast path
 	$(BIN)/python -m pytest -m 'not long'
+	$(BIN)/python -m pytest -m 'not long' --no-fast-path tests/mount/test_conformance.py \
+	  $(wildcard tests/mount/test_semantics_*.py)
 
 .PHONY: test-long
 test-long: build ## The tests that take up to an hour
 	$(BIN)/python -m pytest -m long --timeout=5400
+	$(BIN)/python -m pytest --no-fast-path --timeout=5400 tests/mount
 	ENCFSD_EXPLORE=long $(MESON) test -C build --timeout-multiplier=20 --print-errorlogs \
 	  explorer object_faults volume_explorer volume_faults
 
