@@ -190,53 +190,59 @@ int64_t time_now(void)
 
 /* ---- inodes between table and rows ---- */
 
-/* Copies a blob column that must have exactly `size` bytes. */
-static bool column_copy(sqlite3_stmt *stmt, int column, void *out, size_t size)
+static uint64_t column_u64(sqlite3_stmt *row, int column)
 {
-    if ((size_t)sqlite3_column_bytes(stmt, column) != size)
-        return false;
-    memcpy(out, sqlite3_column_blob(stmt, column), size);
-    return true;
+    return (uint64_t)sqlite3_column_int64(row, column);
 }
 
-/* Fills `inode` (a plain struct that nobody else sees) from the rows of number `ino`. */
-static int load(struct namespace *ns, uint64_t ino, struct inode *inode)
+static uint32_t column_u32(sqlite3_stmt *row, int column)
 {
-    sqlite3_stmt *stmt = QUERY(ns, SQL_INODE_LOAD, INT(ino));
-    int r = statement_next(ns, stmt);
-    if (r == 1) {
-        inode->attr = (struct attr){
-            .ino = ino,
-            .mode = (uint32_t)sqlite3_column_int64(stmt, 0),
-            .nlink = (uint32_t)sqlite3_column_int64(stmt, 1),
-            .uid = (uint32_t)sqlite3_column_int64(stmt, 2),
-            .gid = (uint32_t)sqlite3_column_int64(stmt, 3),
-            .rdev = (uint32_t)sqlite3_column_int64(stmt, 4),
-            .size = (uint64_t)sqlite3_column_int64(stmt, 5),
-            .blocks = (uint64_t)sqlite3_column_int64(stmt, 6),
-            .atime = sqlite3_column_int64(stmt, 7),
-            .mtime = sqlite3_column_int64(stmt, 8),
-            .ctime = sqlite3_column_int64(stmt, 9),
-            .btime = sqlite3_column_int64(stmt, 10),
-        };
-        inode->parent = (uint64_t)sqlite3_column_int64(stmt, 11);
-        inode->deleted = sqlite3_column_type(stmt, 16) != SQLITE_NULL;
-        if (inode->deleted)
-            inode->attr.nlink = 0;
-        inode->has_record = sqlite3_column_type(stmt, 12) != SQLITE_NULL;
-        r = 0;
-        if (inode->has_record) {
-            inode->record.epoch = (uint64_t)sqlite3_column_int64(stmt, 13);
-            inode->record.counter = (uint64_t)sqlite3_column_int64(stmt, 14);
-            if (!column_copy(stmt, 12, inode->object_id, ID_SIZE) ||
-                !column_copy(stmt, 15, inode->record.salt, SALT_SIZE))
-                r = -EIO;
-        }
-    } else if (r == 0) {
-        r = -ENOENT;
+    return (uint32_t)sqlite3_column_int64(row, column);
+}
+
+static void read_inode(sqlite3_stmt *row, int first, struct inode *inode)
+{
+    inode->attr = (struct attr){
+        .ino = inode->ino,
+        .mode = column_u32(row, first),
+        .nlink = column_u32(row, first + 1),
+        .uid = column_u32(row, first + 2),
+        .gid = column_u32(row, first + 3),
+        .rdev = column_u32(row, first + 4),
+        .size = column_u64(row, first + 5),
+        .blocks = column_u64(row, first + 6),
+        .atime = sqlite3_column_int64(row, first + 7),
+        .mtime = sqlite3_column_int64(row, first + 8),
+        .ctime = sqlite3_column_int64(row, first + 9),
+        .btime = sqlite3_column_int64(row, first + 10),
+    };
+    inode->parent = column_u64(row, first + 11);
+    inode->deleted = sqlite3_column_type(row, first + 16) != SQLITE_NULL;
+    if (inode->deleted)
+        inode->attr.nlink = 0;
+    inode->has_record = sqlite3_column_type(row, first + 12) != SQLITE_NULL;
+    if (inode->has_record) {
+        memcpy(inode->object_id, sqlite3_column_blob(row, first + 12), ID_SIZE);
+        inode->record.epoch = column_u64(row, first + 13);
+        inode->record.counter = column_u64(row, first + 14);
+        memcpy(inode->record.salt, sqlite3_column_blob(row, first + 15), SALT_SIZE);
     }
-    sqlite3_reset(stmt);
-    return r;
+}
+
+int core_insert(struct namespace *ns, uint64_t ino, sqlite3_stmt *row, int first, struct inode **out)
+{
+    if (sqlite3_column_type(row, first) == SQLITE_NULL)
+        return -ENOENT;
+    bool created, has_record = sqlite3_column_type(row, first + 12) != SQLITE_NULL;
+    if (has_record &&
+        (sqlite3_column_bytes(row, first + 12) != ID_SIZE || sqlite3_column_bytes(row, first + 15) != SALT_SIZE))
+        return -EIO;
+    *out = inode_get(ns->inodes, ino, &created);
+    if (*out == NULL)
+        return -ENOMEM;
+    read_inode(row, first, *out);
+    pthread_mutex_unlock(&(*out)->lock);
+    return 0;
 }
 
 int core_get(struct namespace *ns, uint64_t ino, struct inode **out)
@@ -244,24 +250,12 @@ int core_get(struct namespace *ns, uint64_t ino, struct inode **out)
     *out = inode_find(ns->inodes, ino);
     if (*out != NULL)
         return 0;
-
-    struct inode loaded = {0};
-    int r = load(ns, ino, &loaded);
-    if (r < 0)
-        return r;
-    bool created;
-    struct inode *inode = inode_get(ns->inodes, ino, &created);
-    if (inode == NULL)
-        return -ENOMEM;
-    inode->attr = loaded.attr;
-    inode->parent = loaded.parent;
-    inode->deleted = loaded.deleted;
-    inode->has_record = loaded.has_record;
-    inode->record = loaded.record;
-    memcpy(inode->object_id, loaded.object_id, ID_SIZE);
-    pthread_mutex_unlock(&inode->lock);
-    *out = inode;
-    return 0;
+    sqlite3_stmt *stmt = QUERY(ns, SQL_INODE_LOAD, INT(ino));
+    int r = statement_next(ns, stmt);
+    if (r >= 0)
+        r = r == 1 ? core_insert(ns, ino, stmt, 0, out) : -ENOENT;
+    sqlite3_reset(stmt);
+    return r;
 }
 
 /* Removes an inode whose last use may be over, and its rows if it was deleted. Only here, under the mutex, is that decided:

@@ -27,7 +27,7 @@ enum {
 
 enum statement {
     SQL_BEGIN, SQL_COMMIT, SQL_ROLLBACK,
-    SQL_ENTRY_FIND, SQL_ENTRY_INSERT, SQL_ENTRY_DELETE, SQL_ENTRY_REPLACE, SQL_ENTRY_ANY, SQL_ENTRY_LIST,
+    SQL_ENTRY_FIND, SQL_ENTRY_INSERT, SQL_ENTRY_DELETE, SQL_ENTRY_REPLACE, SQL_ENTRY_ANY, SQL_ENTRY_LIST, SQL_ENTRY_LOAD,
     SQL_ENTRY_NAME, SQL_ENTRY_OF,
     SQL_INODE_LOAD, SQL_INODE_INSERT, SQL_INODE_DELETE, SQL_INODE_LINKS, SQL_INODE_OWNER,
     SQL_INODE_PARENT, SQL_INODE_DATA, SQL_INODE_TIMES, SQL_INODE_DURABLE, SQL_INODE_COUNT,
@@ -46,8 +46,8 @@ struct entry_row {
     uint32_t type;              /* S_IFMT bits of the inode's mode */
 };
 
-/* What entry_find found out: the kernel looks a name up before it creates or removes it, and a second search would be a sixth of a
- * create, a fifth of an unlink. True until an entry with one of the cookies changes. */
+/* What entry_find found out: the kernel looks a name up before it creates or removes it, and a second search would be a sixth of
+ * a create, a fifth of an unlink. True until an entry with one of the cookies changes. */
 struct search {
     struct entry_row entry;
     uint64_t base;              /* first of the COOKIE_PROBES cookies that were searched */
@@ -76,6 +76,7 @@ struct namespace {
     int64_t inode_count;        /* rows of `inode`; -1: not counted yet */
     int64_t inode_count_change; /* by the running transaction */
     bool statement_failed;      /* in the running transaction */
+    bool listed_known;          /* the last inode that a listing came to was in core: so will be the next */
     struct search searches[SEARCHES];       /* by base */
     struct object *closing[CLOSING_MAX];    /* of dropped inodes: closed after the mutex is released */
     unsigned closing_count;
@@ -111,8 +112,8 @@ int statement_next(struct namespace *ns, sqlite3_stmt *stmt);
 
 /* ---- _namespace_rows.c: rows ---- */
 
-/* Finds a name; not in a transaction that has changed entries. -ENOENT: there is none; then entry->cookie is the one that it would get, or 0 if COOKIE_PROBES other names
- * have taken all of them. */
+/* Finds a name; not in a transaction that has changed entries. -ENOENT: there is none; then entry->cookie is the one that it
+ * would get, or 0 if COOKIE_PROBES other names have taken all of them. */
 int entry_find(struct namespace *ns, uint64_t parent, const char *name, size_t len, struct entry_row *entry);
 /* In a transaction; no other code changes entries. */
 int entry_insert(struct namespace *ns, const struct entry_row *entry, const char *name, size_t len);
@@ -140,6 +141,9 @@ int transaction_end(struct namespace *ns, int result);
 
 /* The inode from the table or its row, with a reference: give it back with core_put. -ENOENT. */
 int core_get(struct namespace *ns, uint64_t ino, struct inode **inode);
+/* The same for an inode that is not in core. `row` stands on a row that has the columns of SQL_INODE_LOAD from number `first`
+ * on; all NULL: -ENOENT. */
+int core_insert(struct namespace *ns, uint64_t ino, sqlite3_stmt *row, int first, struct inode **inode);
 void core_put(struct namespace *ns, struct inode *inode);
 
 /* A copy of the live attributes, taken under the inode's lock. */

@@ -9,6 +9,7 @@ struct listing {
     ns_emit_fn *emit;
     void *arg;
     bool plain;                 /* NS_PLAIN */
+    bool joined;                /* rows have the inodes, too: in vain for those in core */
     size_t count;               /* entries taken */
     struct ns_dirent entry;     /* the one that is offered */
 };
@@ -47,6 +48,16 @@ static int offer_dot(struct namespace *ns, struct listing *l, uint64_t ino, cons
     return offer(l);
 }
 
+/* The inode that an entry names, from the row itself if that has it: a query for each is a third of a first listing. */
+static int get_inode(struct namespace *ns, const struct listing *l, sqlite3_stmt *stmt, uint64_t ino, struct inode **inode)
+{
+    *inode = inode_find(ns->inodes, ino);
+    ns->listed_known = *inode != NULL;
+    if (*inode != NULL)
+        return 0;
+    return l->joined ? core_insert(ns, ino, stmt, 4, inode) : core_get(ns, ino, inode);
+}
+
 static int offer_entry(struct namespace *ns, struct listing *l, sqlite3_stmt *stmt)
 {
     struct inode *inode;
@@ -62,7 +73,7 @@ static int offer_entry(struct namespace *ns, struct listing *l, sqlite3_stmt *st
         set_plain(&l->entry, ino, (uint32_t)sqlite3_column_int64(stmt, 3));
         return offer(l);
     }
-    int r = core_get(ns, ino, &inode);
+    int r = get_inode(ns, l, stmt, ino, &inode);
     if (r < 0)
         return r == -ENOENT ? -EIO : r;
     l->entry.attr = core_attr(inode);
@@ -86,7 +97,8 @@ static int list(struct namespace *ns, struct listing *l, const struct attr *dir,
         r = offer_dot(ns, l, parent, "..", COOKIE_DOTDOT);
     if (r != 1)
         return r;
-    sqlite3_stmt *stmt = QUERY(ns, SQL_ENTRY_LIST, INT(dir->ino), INT(cookie));
+    l->joined = !l->plain && !ns->listed_known;
+    sqlite3_stmt *stmt = QUERY(ns, l->joined ? SQL_ENTRY_LOAD : SQL_ENTRY_LIST, INT(dir->ino), INT(cookie));
     while (r == 1 && (r = statement_next(ns, stmt)) == 1)
         r = offer_entry(ns, l, stmt);
     sqlite3_reset(stmt);

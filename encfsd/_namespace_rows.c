@@ -4,6 +4,8 @@
 
 #include "_namespace_internal.h"
 
+#define INODE_COLUMNS "mode,nlink,uid,gid,rdev,size,blocks,atime,mtime,ctime,btime,inode.parent,id,epoch,counter,salt"
+
 static const char *const sql[STATEMENTS] = {
     [SQL_BEGIN] = "BEGIN",
     [SQL_COMMIT] = "COMMIT",
@@ -15,12 +17,15 @@ static const char *const sql[STATEMENTS] = {
     [SQL_ENTRY_REPLACE] = "UPDATE dirent SET ino=?,type=? WHERE parent=? AND cookie=?",
     [SQL_ENTRY_ANY] = "SELECT 1 FROM dirent WHERE parent=? LIMIT 1",
     [SQL_ENTRY_LIST] = "SELECT cookie,name,ino,type FROM dirent WHERE parent=? AND cookie>? ORDER BY cookie",
+    /* An inode with a name is no orphan. LEFT: an entry without an inode is an error, not left out. */
+    [SQL_ENTRY_LOAD] =
+        "SELECT cookie,name,dirent.ino,type," INODE_COLUMNS ",NULL FROM dirent LEFT JOIN inode ON inode.ino=dirent.ino"
+        " LEFT JOIN object ON object.ino=dirent.ino WHERE dirent.parent=? AND cookie>? ORDER BY cookie",
     [SQL_ENTRY_NAME] = "SELECT name FROM dirent WHERE parent=? AND ino=?",
     [SQL_ENTRY_OF] = "SELECT parent,name FROM dirent WHERE ino=?",
 
     [SQL_INODE_LOAD] =
-        "SELECT mode,nlink,uid,gid,rdev,size,blocks,atime,mtime,ctime,btime,parent,id,epoch,counter,salt,orphan.ino"
-        " FROM inode LEFT JOIN object USING(ino) LEFT JOIN orphan USING(ino) WHERE ino=?",
+        "SELECT " INODE_COLUMNS ",orphan.ino FROM inode LEFT JOIN object USING(ino) LEFT JOIN orphan USING(ino) WHERE ino=?",
     [SQL_INODE_INSERT] =
         "INSERT INTO inode(ino,mode,nlink,uid,gid,rdev,size,blocks,atime,mtime,ctime,btime,parent)"
         " VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?)",

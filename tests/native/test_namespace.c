@@ -923,6 +923,97 @@ TEST(a_first_name_is_given_once)
 
 /* ---- listing ---- */
 
+/* In core or not, with an object or without: a listing loads what a lookup would. */
+TEST(a_listing_loads_inodes)
+{
+	struct fixture fx;
+	struct attr a, expected[4] = {{0}};
+	struct ns_dirent e[6];
+	size_t count;
+	char name[2] = "0";
+	struct object_record record = {.epoch = 3, .counter = 4, .salt = {5}};
+	struct object_attr durable = {.size = 9999, .nodes = 3, .ctime = INT64_MAX};
+	struct inode *inode;
+	fx_new(&fx);
+	for (int i = 0; i < 4; i++) {
+		name[0] = (char)('0' + i);
+		make(&fx, ROOT_INO, name, S_IFREG | (unsigned)i << 6, &a);
+		if (i % 2 != 0)
+			continue;
+		ns_get_inode(fx.ns, a.ino, &inode, 0);
+		memset(inode->object_id, 9 + i, ID_SIZE);
+		ns_lock(fx.ns, 0);
+		CHECK_EQ(ns_write_record(fx.ns, inode, &record, &durable, 0), 0);
+		ns_unlock(fx.ns);
+		ns_put_inode(fx.ns, inode);
+	}
+	fx_reopen(&fx);
+	for (unsigned round = 0; round < 3; round++) {
+		/* Nothing is in core; every other file is; all are. */
+		for (unsigned i = round == 0 ? 4 : 0; i < 4; i += 3 - round) {
+			name[0] = (char)('0' + i);
+			CHECK_EQ(look(&fx, ROOT_INO, name, &expected[i]), 0);
+		}
+		CHECK_EQ(fx_list(&fx, ROOT_INO, 0, e, 6, &count), 0);
+		if (!CHECK_EQ(count, 6))
+			return;
+		for (size_t k = 2; k < 6; k++) {
+			int i = e[k].name[0] - '0';
+			if (round == 0)
+				expected[i] = e[k].attr;
+			check_attr(e[k].attr, expected[i]);
+			CHECK_EQ(e[k].attr.mode, S_IFREG | (unsigned)i << 6);
+			CHECK_EQ(e[k].attr.size, i % 2 == 0 ? 9999 : 0);
+			inode = inode_find(fx.table, e[k].attr.ino);
+			CHECK_EQ(inode->has_record, i % 2 == 0);
+			CHECK_EQ(inode->object_id[15], i % 2 == 0 ? 9 + i : 0);
+			CHECK_EQ(inode->record.counter, i % 2 == 0 ? 4 : 0);
+			CHECK_EQ(inode->record.salt[0], i % 2 == 0 ? 5 : 0);
+			CHECK_EQ(inode->lookups, round == 2 || (round == 1 && i % 2 == 0) ? 2 : 1);
+			inode_put(fx.table, inode);
+			if (round != 2)
+				forget(&fx, e[k].attr.ino, 2);
+		}
+		if (round == 1)
+			fx.ns->listed_known = false;
+	}
+	for (size_t k = 2; k < 6; k++)
+		forget(&fx, e[k].attr.ino, 2);
+	fx_end(&fx);
+}
+
+TEST(an_entry_without_an_inode_is_an_error)
+{
+	static const char *const damages[] = {
+		"DELETE FROM inode WHERE mode&7=4",
+		"INSERT INTO object SELECT ino,x'00',1,1,zeroblob(32),0 FROM inode WHERE mode&7=4",
+		"INSERT INTO object SELECT ino,zeroblob(16),1,1,x'00',0 FROM inode WHERE mode&7=4",
+	};
+	for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+		for (int known = 0; known < 2; known++) {
+			struct fixture fx;
+			struct attr a, b;
+			struct ns_dirent e[4];
+			size_t count;
+			fx_new(&fx);
+			make_dir(&fx, ROOT_INO, "d", &a);
+			make(&fx, a.ino, "f", S_IFREG | 0604, &b);
+			CHECK_EQ(fx_group(&fx), 0);
+			struct object *object = fx.object;
+			fx_crash(&fx);
+			alter(object, damages[i]);
+			CHECK_EQ(fx_open(&fx, object, false), 0);
+			fx.ns->listed_known = known != 0;
+			CHECK_EQ(fx_list(&fx, a.ino, 0, e, 4, &count), 0);
+			CHECK_EQ(count, 2); /* the dots */
+			CHECK_EQ(fx_list(&fx, a.ino, COOKIE_DOTDOT, e, 4, &count), -EIO);
+			CHECK_EQ(count, 0);
+			fx_crash(&fx);
+			fake_object_destroy(object);
+		}
+	}
+}
+
 struct picky {
 	struct ns_dirent entry; /* the last one that was offered */
 	size_t offered, room;
