@@ -151,8 +151,8 @@ static struct {
     int error;
     enum blockio_call struck_call;
     /* NULL, or called outside the mutex: before each call, with its result as the call's if not 0; after each barrier */
-    int (*interfere)(const struct blockio_event *e);
-    void (*barrier_done)(const uint8_t *id);
+    int (*_Atomic interfere)(const struct blockio_event *e);
+    void (*_Atomic barrier_done)(const uint8_t *id);
 } recorder = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static _Thread_local int barrier_since;
@@ -184,7 +184,8 @@ static inline int recorder_before(void *arg, const struct blockio_event *e)
         rc = recorder.error;
     }
     pthread_mutex_unlock(&recorder.mutex);
-    return rc || !recorder.interfere ? rc : recorder.interfere(e);
+    int (*interfere)(const struct blockio_event *e) = recorder.interfere;
+    return rc || !interfere ? rc : interfere(e);
 }
 
 static inline void recorder_write(const struct blockio_event *e, int file)
@@ -232,8 +233,9 @@ static inline void recorder_done(void *arg, const struct blockio_event *e)
     default: break;
     }
     pthread_mutex_unlock(&recorder.mutex);
-    if (e->call == BIO_BARRIER && recorder.barrier_done)
-        recorder.barrier_done(e->id);
+    void (*barrier_done)(const uint8_t *id) = recorder.barrier_done;
+    if (e->call == BIO_BARRIER && barrier_done)
+        barrier_done(e->id);
 }
 
 static inline void recorder_note(uint64_t number)
