@@ -82,6 +82,9 @@ static int spy_mlock2(void *p, size_t n, unsigned flags)
 #define syscall(...) (without_membarrier ? -1 : syscall(__VA_ARGS__))
 #define free(p) spy_free(p, !strcmp(#p, "node->page"))
 #define munmap(p, n) spy_munmap(p, n, !strcmp(#p, "pool->slot_space"))
+#include "_pool.h"
+static uint64_t wait_ms = 10000;        /* how long a test may wait in the queue: no test is about that time */
+#define POOL_WAIT_MS wait_ms
 #include "_pool.c"
 #include "_pool_arena.c"
 #include "_pool_evict.c"
