@@ -46,6 +46,8 @@ struct alloc {
     uint64_t tail;              /* where the last extension ended: from here to `end` lies its slack */
     uint64_t since_slack;       /* slots taken at the end since one was skipped */
     uint64_t run_cursor;        /* group where the next search for a run starts */
+    uint64_t barren_n;          /* searches for runs of so many slots were in vain; UINT64_MAX: nothing is known */
+    uint64_t barren_left;       /* ... with so many slots of the map still to be looked through */
     uint64_t hole_cursor;       /* slot where the next search for a single hole starts */
     uint64_t reclaim_cursor;    /* group where alloc_next_reclaim goes on */
 
@@ -78,6 +80,8 @@ static void free_bits(struct alloc *a, struct group *g, uint64_t bits, bool fres
     g->free |= bits;
     g->known |= bits;
     g->fresh |= fresh ? bits : 0;
+    if (fresh)
+        a->barren_n = UINT64_MAX;
     if (!before && is_reclaimable(g)) {
         a->reclaimable++;
         a->newly_reclaimable++;
@@ -170,6 +174,7 @@ int alloc_create(struct alloc **out, uint64_t end, bool all_known)
     a->groups = groups;
     a->end = a->tail = end;
     a->open_end = all_known ? ROOT_SLOTS : end;
+    a->barren_n = UINT64_MAX;
     for (uint64_t slot = ROOT_SLOTS; all_known && slot < end; slot++)
         set_free(a, slot, false);
     *out = a;
@@ -206,6 +211,8 @@ static int take_at_end(struct alloc *a, uint64_t n, uint64_t *first)
     a->since_slack = (a->since_slack + n) % SLACK_EVERY;
     for (uint64_t slot = a->tail; slot < a->end; slot++)
         set_free(a, slot, false);               /* holds zeros at most: not worth punching by itself */
+    if (slack >= a->barren_n)
+        a->barren_n = UINT64_MAX;
     return 0;
 }
 
@@ -248,15 +255,26 @@ int alloc_data(struct alloc *a, uint64_t near, uint64_t *slot)
     return take_at_end(a, 1, slot);
 }
 
-/* Next fit: looks through a bounded stretch of the map from where the last search ended. */
+/* `slots` more were looked through for a run of barren_n. */
+static void pass_barren(struct alloc *a, uint64_t slots)
+{
+    a->barren_left -= slots < a->barren_left ? slots : a->barren_left;
+}
+
+/* Next fit: looks through a bounded stretch of the map from where the last search ended; not at all once the whole map was
+ * looked through in vain and nothing but short slack was freed since, as while a file grows. */
 static bool find_run(struct alloc *a, uint64_t n, uint64_t *first)
 {
-    if (a->free_slots < n)
+    if (a->free_slots < n || (n >= a->barren_n && a->barren_left == 0))
         return false;
     uint64_t at = a->run_cursor * BITS;
     uint64_t left = a->end;                     /* slots until the map was gone through once */
     if (at >= a->end)
         at = 0;
+    if (n != a->barren_n) {
+        a->barren_n = n;
+        a->barren_left = a->end;
+    }
 
     for (uint64_t looked = 0; left > 0 && looked < RUN_SEARCH;) {
         uint64_t run = next_slot(a, at, a->end, true);
@@ -266,13 +284,18 @@ static bool find_run(struct alloc *a, uint64_t n, uint64_t *first)
         if (run_end - run >= n) {
             *first = run;
             a->run_cursor = run / BITS;
+            pass_barren(a, run - at);
+            a->barren_left += run % BITS;       /* the next search begins there: looks at them twice */
             return true;
         }
         looked += 1 + (run_end - at) / BITS;
         left -= run_end - at < left ? run_end - at : left;
+        pass_barren(a, run_end - at);
         at = run_end < a->end ? run_end : 0;
     }
     a->run_cursor = at / BITS;
+    if (a->barren_left > 0)
+        a->barren_left += at % BITS;
     return false;
 }
 

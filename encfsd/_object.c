@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PUNCH_MIN = 256 };               /* slots: shorter free runs are kept for reuse */
+/* Slots: shorter free runs are kept for reuse. A short file keeps an eighth of its length, lest many of them that were overwritten
+ * fill the store with what they no longer need. */
+enum { PUNCH_SHARE = 8, PUNCH_LEAST = 64, PUNCH_MOST = 256 };
 
 /* ---- Sealed bytes ---- */
 
@@ -375,6 +377,12 @@ bool object_is_dirty(struct object *o)
     return dirty;
 }
 
+bool is_dense(const struct object *o)
+{
+    return o->root->plain.nodes == nodes_for(o->root->plain.size) && !o->current->cuts.count
+           && !(o->flying && o->flying->cuts.count);
+}
+
 uint64_t committed_nodes(const struct object *o)
 {
     uint64_t nodes = nodes_for(o->root->plain.size);
@@ -493,7 +501,9 @@ void object_release(struct object *o, const struct object_record *record)
     end = alloc_end(o->alloc);
     if (alloc_trim(o->alloc) < end)
         o->trimmed = true;
-    while (alloc_next_reclaim(o->alloc, PUNCH_MIN, &first, &n))
+    end = alloc_end(o->alloc);
+    uint64_t least = end / PUNCH_SHARE < PUNCH_LEAST ? PUNCH_LEAST : end / PUNCH_SHARE < PUNCH_MOST ? end / PUNCH_SHARE : PUNCH_MOST;
+    while (alloc_next_reclaim(o->alloc, least, &first, &n))
         blockfile_punch(o->file, first, n);         /* a failure costs space, nothing else */
     pthread_mutex_unlock(&o->space);
 }

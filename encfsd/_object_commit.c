@@ -6,7 +6,7 @@
 #include <string.h>
 
 enum {
-    ROUND = 16 * BATCH,                 /* nodes that write-back takes off the dirty list at a time */
+    ROUND = 32 * BATCH,                 /* nodes that write-back takes off the dirty list at a time */
     SMALL_APPEND = 16,                  /* slots: what a synced append moves the end by, at most */
     AHEAD_MIN = 16, AHEAD_MAX = 64,     /* slots that are written ahead of synced appends */
 };
@@ -18,17 +18,11 @@ static void object_poison(struct object *o) { atomic_store(&o->poisoned, true); 
 struct sealer {
     struct object *o;
     struct generation *g;
-    struct node *node[ROUND];           /* ascending by index */
+    struct keyed dirty[ROUND];          /* nodes, ascending by index */
+    struct keyed scratch[ROUND];
     size_t n;
     _Atomic int rc;
 };
-
-static int by_index(const void *a, const void *b)
-{
-    uint64_t x = (*(struct node *const *)a)->index, y = (*(struct node *const *)b)->index;
-
-    return x < y ? -1 : x > y;
-}
 
 /* Takes up to `most` nodes off the dirty list. */
 static size_t take_dirty(struct sealer *s, size_t most)
@@ -44,12 +38,12 @@ static size_t take_dirty(struct sealer *s, size_t most)
         else
             s->g->dirty_last = NULL;
         node->state = NODE_SEALING;
-        s->node[s->n] = node;
-        sorted = sorted && (s->n == 0 || s->node[s->n - 1]->index < node->index);
+        s->dirty[s->n] = (struct keyed){node->index, node};
+        sorted = sorted && (s->n == 0 || s->dirty[s->n - 1].index < node->index);
     }
     pthread_rwlock_unlock(&s->o->lock);
     if (!sorted)
-        qsort(s->node, s->n, sizeof s->node[0], by_index);
+        keyed_sort(s->dirty, s->scratch, s->n);
     return s->n;
 }
 
@@ -148,14 +142,17 @@ static int publish(struct object *o, struct generation *g, struct node *const *n
 static void seal_batch(void *arg, size_t i)
 {
     struct sealer *s = arg;
-    struct node *const *node = s->node + i * BATCH;
+    const struct keyed *dirty = s->dirty + i * BATCH;
     size_t n = s->n - i * BATCH < BATCH ? s->n - i * BATCH : BATCH;
+    struct node *node[BATCH];
     const void *page[BATCH];
     struct entry entry[BATCH];
     int expected = 0;
 
-    for (size_t k = 0; k < n; k++)
+    for (size_t k = 0; k < n; k++) {
+        node[k] = dirty[k].item;
         page[k] = node[k]->page;
+    }
     int rc = place(s->o, node, n, entry);
     if (!rc)
         rc = seal_to_slots(s->o, page, n, entry);
@@ -168,9 +165,12 @@ static void seal_batch(void *arg, size_t i)
 /* Seals at most about `most` dirty nodes of a generation into new slots. `sealing` held, or the generation flies. */
 static int seal_dirty(struct object *o, struct generation *g, size_t most)
 {
-    struct sealer s = {.o = o, .g = g};
+    struct sealer s;                    /* large: only what is used gets set */
     size_t taken;
 
+    s.o = o;
+    s.g = g;
+    s.rc = 0;
     while (!s.rc && most > 0 && (taken = take_dirty(&s, most)) > 0) {
         if (taken <= BATCH)
             seal_batch(&s, 0);

@@ -27,6 +27,7 @@
 #define ENCFSD_OBJECT_INTERNAL_H
 
 #include <pthread.h>
+#include <string.h>
 
 #include "_alloc.h"
 #include "_geometry.h"
@@ -127,6 +128,19 @@ struct object {
     } slot[ROOT_SLOTS];
 };
 
+/* Copies a node. Both pages are cold as a rule. The string instruction that a copy becomes waits for one line after another; told before, the
+ * processor fetches them side by side. */
+static inline void copy_page(void *to, const void *from)
+{
+    enum { LINE = 64 };
+
+    for (size_t i = 0; i < NODE_SIZE; i += LINE) {
+        __builtin_prefetch((const uint8_t *)from + i);
+        __builtin_prefetch((uint8_t *)to + i, 1);
+    }
+    memcpy(to, from, NODE_SIZE);
+}
+
 /* ---- _object.c ---- */
 
 /* Sealed bytes of up to BATCH nodes, one buffer a thread, reused. For use within one function. NULL: no memory. */
@@ -137,6 +151,8 @@ void undo_slots(struct object *o, const uint64_t *slot, size_t n);
  * Fills entry[].slot; on error all are 0 and none is taken. Takes `space`. */
 int take_slots(struct object *o, size_t n, struct entry *entry);
 bool generation_is_dirty(const struct generation *g);
+/* The durable root has no holes, and nothing was cut since. lock held. */
+bool is_dense(const struct object *o);
 /* First index at and past which neither the durable root nor the commit in flight holds anything. lock held. */
 uint64_t committed_nodes(const struct object *o);
 
@@ -190,6 +206,10 @@ int tree_read(struct object *o, unsigned level, const struct entry *entry, struc
 
 /* First node >= *index and < last that the tree proper holds: 1 and *index, *entry; 0: none; or -errno. lock not held. */
 int tree_next(struct object *o, uint64_t *index, uint64_t last, struct cursor *cursor, struct entry *entry);
+
+/* First index >= `index` that the leaf over `index` shows as a hole, or that lies past that leaf; `index` if the leaf is not in
+ * memory. lock held, shared is enough. */
+uint64_t tree_run_end(struct object *o, uint64_t index, const struct cursor *cursor);
 
 const struct delta_entry *delta_find(const struct root_plain *root, uint64_t index);
 

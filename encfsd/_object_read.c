@@ -316,6 +316,32 @@ static uint64_t next_in_layers(struct object *o, uint64_t from)
     return next;
 }
 
+/* First index >= from where a layer above the tree proper may make a hole of what the tree holds. lock held. */
+static uint64_t next_hole_in_layers(struct object *o, uint64_t from)
+{
+    const struct root_plain *root = &o->root->plain;
+    uint64_t next = cuts_next(&o->current->cuts, from), flying = o->flying ? cuts_next(&o->flying->cuts, from) : UINT64_MAX;
+
+    if (flying < next)
+        next = flying;
+    for (unsigned i = 0; i < root->delta_count; i++)
+        if (root->delta[i].entry.slot == 0 && root->delta[i].index >= from && root->delta[i].index < next)
+            next = root->delta[i].index;
+    return next;
+}
+
+/* `index` is data: how far on is there certainly no hole? At least to the next node. lock held. */
+static uint64_t data_run_end(struct object *o, uint64_t index, const struct cursor *cursor)
+{
+    if (is_dense(o) && index < o->root->plain.nodes)
+        return o->root->plain.nodes;
+    uint64_t end = tree_run_end(o, index, cursor);
+    if (end <= index + 1)
+        return index + 1;
+    uint64_t hole = next_hole_in_layers(o, index + 1);
+    return hole < end ? hole : end;
+}
+
 /* Moves *index to the first node >= it that is data (or a hole), at most to `last`. 0 or -errno. */
 static int seek_node(struct object *o, uint64_t *index, uint64_t last, bool data)
 {
@@ -333,7 +359,7 @@ static int seek_node(struct object *o, uint64_t *index, uint64_t last, bool data
             if (where == AT_MISSING || (where == AT_HOLE) != data)
                 break;
             if (!data)
-                ++*index;
+                *index = data_run_end(o, *index, &cursor);
             else
                 *index = at.hole_end < layers ? at.hole_end : layers;
         }

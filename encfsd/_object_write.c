@@ -93,11 +93,9 @@ struct update {
 /* An estimate, without I/O, of whether node `index` was a hole: what must be loaded first counts as data. */
 static bool is_new(struct object *o, uint64_t index)
 {
-    uint64_t nodes = nodes_for(o->root->plain.size);
     struct location at;
 
-    /* A root without holes, and nothing cut since: no need to look. */
-    if (index < nodes && o->root->plain.nodes == nodes && !o->current->cuts.count && !(o->flying && o->flying->cuts.count))
+    if (is_dense(o) && index < o->root->plain.nodes)
         return false;
     return locate(o, index, NULL, &at) == AT_HOLE;
 }
@@ -459,7 +457,7 @@ static int copy_fresh(struct object *o, const uint8_t *buffer, size_t n, int fla
     for (; taken < n && !rc; taken += !rc) {
         rc = take_data(o, taken == 0, flags, &fresh[taken]);
         if (!rc)
-            memcpy(fresh[taken]->page, buffer + taken * NODE_SIZE, NODE_SIZE);
+            copy_page(fresh[taken]->page, buffer + taken * NODE_SIZE);
     }
     while (rc && taken > 0) {
         pool_give(o->env->pool, fresh[--taken]);

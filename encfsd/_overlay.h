@@ -17,11 +17,20 @@ struct slots {
 int slots_push(struct slots *s, uint64_t slot);         /* 0 or -ENOMEM */
 void slots_free(struct slots *s);
 
+/* Something that has an index. */
+struct keyed {
+    uint64_t index;
+    void *item;
+};
+/* Ascending by index; equal ones stay in order. `scratch` has room for n, too. */
+void keyed_sort(struct keyed *at, struct keyed *scratch, size_t n);
+
 /* A list of entries with their indices. All zero: empty. */
 struct changes {
     struct delta_entry *at;
     size_t count, room;
 };
+int changes_reserve(struct changes *c, size_t n);        /* room for n more; 0 or -ENOMEM */
 int changes_push(struct changes *c, uint64_t index, const struct entry *entry);    /* 0 or -ENOMEM */
 void changes_sort(struct changes *c);                   /* ascending by index */
 void changes_free(struct changes *c);                   /* wipes: entries hold keys */
@@ -51,6 +60,7 @@ struct cuts {
 int cuts_reserve(struct cuts *c, size_t n);             /* n adds cannot fail now; 0 or -ENOMEM */
 void cuts_add(struct cuts *c, uint64_t first, uint64_t last);
 const struct range *cuts_find(const struct cuts *c, uint64_t index);                   /* the range that holds index, or NULL */
+uint64_t cuts_next(const struct cuts *c, uint64_t index);       /* first index >= `index` that is cut; UINT64_MAX: none */
 bool cuts_hold(const struct cuts *c, uint64_t first, uint64_t last);                   /* all of [first, last) is cut */
 bool cuts_touch(const struct cuts *c, uint64_t first, uint64_t last);                  /* some of [first, last) is cut */
 void cuts_free(struct cuts *c);

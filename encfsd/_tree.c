@@ -122,6 +122,15 @@ static enum where found_entry(struct location *at, const struct entry *entry)
     return at->where = AT_ENTRY;
 }
 
+/* Content of a tree node, from the cursor or the node table; NULL: neither has it. */
+static const struct tree_node *page_of(struct object *o, unsigned level, uint64_t index, const struct cursor *cursor)
+{
+    if (cursor && cursor->level == level && cursor->index == index && cursor->version == o->tree_version)
+        return &cursor->node;
+    const struct node *node = table_find(o, level, index);
+    return node ? node->page : NULL;
+}
+
 /* Climbs from the wanted node to the nearest ancestor in memory; its child towards the wanted node is the answer if it is the
  * wanted one or a hole, else what must be loaded next. */
 enum where tree_locate(struct object *o, unsigned level, uint64_t index, const struct cursor *cursor, struct location *at)
@@ -136,13 +145,8 @@ enum where tree_locate(struct object *o, unsigned level, uint64_t index, const s
         return found_hole(at, UINT64_MAX);
     for (l = level; l < height; l++) {
         uint64_t parent = i / TREE_FANOUT;
-        const struct tree_node *page = NULL;
-        struct node *node;
+        const struct tree_node *page = page_of(o, l + 1, parent, cursor);
 
-        if (cursor && cursor->level == l + 1 && cursor->index == parent && cursor->version == o->tree_version)
-            page = &cursor->node;
-        else if ((node = table_find(o, l + 1, parent)))
-            page = node->page;
         if (page) {
             entry = &page->child[i % TREE_FANOUT];
             break;
@@ -157,6 +161,18 @@ enum where tree_locate(struct object *o, unsigned level, uint64_t index, const s
     at->index = i;
     at->entry = *entry;
     return at->where = AT_MISSING;
+}
+
+uint64_t tree_run_end(struct object *o, uint64_t index, const struct cursor *cursor)
+{
+    const struct tree_node *leaf = page_of(o, 1, index / TREE_FANOUT, cursor);
+
+    if (leaf)
+        do
+            if (leaf->child[index % TREE_FANOUT].slot == 0)
+                break;
+        while (++index % TREE_FANOUT);
+    return index;
 }
 
 enum where root_locate(struct object *o, uint64_t index, const struct cursor *cursor, struct location *at)

@@ -79,7 +79,7 @@ static int old_node(struct fold *f, unsigned level, uint64_t index, const struct
     pthread_rwlock_rdlock(&o->lock);
     const struct node *node = table_find(o, level, index);
     if (node)
-        memcpy(page, node->page, NODE_SIZE);
+        copy_page(page, node->page);
     pthread_rwlock_unlock(&o->lock);
     int rc = node ? 0 : tree_read(o, level, entry, page);
     return rc == -EBADMSG ? -EIO : rc;
@@ -161,7 +161,7 @@ static int merge(struct changes *list, struct changes *over)
 static int collect_data(struct fold *f)
 {
     struct changes data = {0};
-    int rc = 0;
+    int rc = changes_reserve(&data, f->old->delta_count + f->g->overlay.live);
 
     for (unsigned i = 0; i < f->old->delta_count && !rc; i++) {
         const struct delta_entry *e = &f->old->delta[i];
@@ -306,12 +306,12 @@ static int start_node(struct fold *f, unsigned level, uint64_t index, struct tre
     struct entry entry;
     int rc = 0;
 
-    memset(page, 0, sizeof *page);
-    if (level > f->old->height || is_cut(f, level, index))
-        return 0;
-    rc = old_entry(f, level, index, &entry);
-    if (rc <= 0)
+    if (level <= f->old->height && !is_cut(f, level, index))
+        rc = old_entry(f, level, index, &entry);
+    if (rc <= 0) {
+        memset(page, 0, sizeof *page);
         return rc;
+    }
     rc = old_node(f, level, index, &entry, page);
     if (!rc)
         rc = retire(f, entry.slot);

@@ -164,6 +164,64 @@ TEST(truncating_and_growing_shows_no_old_bytes)
     }
 }
 
+/* Seeks from each of the first `nodes` nodes, which are all there are. */
+static void seeks_agree(const struct model *m, struct object *o, uint64_t nodes)
+{
+    for (uint64_t i = 0; i < nodes; i++) {
+        uint64_t data = i, gap = i;
+        while (data < nodes && !m->present[data])
+            data++;
+        while (gap < nodes && m->present[gap])
+            gap++;
+        CHECK_EQ(object_seek(o, i * 4096, SEEK_DATA), data == nodes ? -ENXIO : (int64_t)data * 4096);
+        CHECK_EQ(object_seek(o, i * 4096, SEEK_HOLE), gap == nodes ? (int64_t)m->size : (int64_t)gap * 4096);
+    }
+}
+
+TEST(seeking_through_layers)
+{
+    enum { NODES = 3 * TREE_FANOUT + 5 };
+    struct fixture f;
+    struct model m;
+
+    if (!fixture_open(&f, ROOMY, 0))
+        return;
+    model_open(&m, (NODES + 20) * NODE_SIZE);
+    fill(scratch, NODES * NODE_SIZE, 4);
+    CHECK_EQ(object_write(f.o, scratch, NODES * NODE_SIZE, 0, 0), 0);
+    model_write(&m, scratch, NODES * NODE_SIZE, 0);
+    fixture_commit(&f, true);
+    seeks_agree(&m, f.o, NODES);        /* a tree without holes, */
+    CHECK_EQ(object_write(f.o, scratch, 9, 5 * NODE_SIZE, 0), 0);
+    model_write(&m, scratch, 9, 5 * NODE_SIZE);
+    seeks_agree(&m, f.o, NODES);        /* ... over it something dirty, */
+    const uint64_t at[] = {0, 70, TREE_FANOUT, 2 * TREE_FANOUT - 1, NODES - 2};
+    for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) {
+        CHECK_EQ(object_punch(f.o, at[i] * NODE_SIZE, 2 * NODE_SIZE, 0), 0);
+        model_punch(&m, at[i] * NODE_SIZE, 2 * NODE_SIZE);
+        seeks_agree(&m, f.o, NODES);    /* ... cuts, */
+    }
+    CHECK_EQ(object_write(f.o, scratch, NODE_SIZE, 71 * NODE_SIZE, 0), 0);
+    model_write(&m, scratch, NODE_SIZE, 71 * NODE_SIZE);
+    CHECK_EQ(object_commit_begin(f.o), 0);
+    seeks_agree(&m, f.o, NODES);        /* ... a commit in flight, */
+    CHECK_EQ(object_commit_write(f.o, false), 0);
+    struct object_record record;
+    CHECK_EQ(object_commit_end(f.o, object_barrier(f.o), false, &record), 0);
+    seeks_agree(&m, f.o, NODES);        /* ... holes of the delta, */
+    CHECK_EQ(object_punch(f.o, 100 * NODE_SIZE, TREE_FANOUT * NODE_SIZE, 0), 0);
+    model_punch(&m, 100 * NODE_SIZE, TREE_FANOUT * NODE_SIZE);
+    fixture_commit(&f, true);
+    seeks_agree(&m, f.o, NODES);        /* ... and holes of the tree */
+    CHECK_EQ(object_truncate(f.o, 2 * NODE_SIZE, 0), 0);
+    CHECK_EQ(object_truncate(f.o, NODES * NODE_SIZE, 0), 0);
+    model_truncate(&m, 2 * NODE_SIZE);
+    model_truncate(&m, NODES * NODE_SIZE);
+    seeks_agree(&m, f.o, NODES);
+    model_close(&m);
+    fixture_close(&f);
+}
+
 TEST(punching_and_seeking)
 {
     struct fixture f;
@@ -190,15 +248,7 @@ TEST(punching_and_seeking)
         model_agrees(&m, f.o);
         object_durable_attr(f.o, &attr);
         CHECK_EQ(attr.nodes, model_nodes(&m));
-        for (uint64_t i = 0; i < 150; i++) {
-            uint64_t data = i, gap = i;
-            while (data < 150 && !m.present[data])
-                data++;
-            while (gap < 150 && m.present[gap])
-                gap++;
-            CHECK_EQ(object_seek(f.o, i * 4096, SEEK_DATA), data == 150 ? -ENXIO : (int64_t)data * 4096);
-            CHECK_EQ(object_seek(f.o, i * 4096, SEEK_HOLE), gap == 150 ? (int64_t)m.size : (int64_t)gap * 4096);
-        }
+        seeks_agree(&m, f.o, 150);
         CHECK_EQ(object_write(f.o, scratch, 40 * 4096, 60 * 4096, 0), 0);
         model_write(&m, scratch, 40 * 4096, 60 * 4096);
     }
