@@ -11,12 +11,13 @@
 #include "check.h"
 #include "volume_client.h"
 
-enum { THREADS = 4, ROUNDS = 3000, NAMES = 12, SIZE_MAX_STRESS = 300000, PIECE = 40000, SHARED = 64,
+enum { THREADS = 4, NAMES = 12, SIZE_MAX_STRESS = 300000, PIECE = 40000, SHARED = 64,
        FAMILIES = 3, PERIOD = 3 * NODE_SIZE,    /* copies go between files of a family, by multiples of the period */
        LAST = 32 };                             /* requests that are in flight when everybody else is done */
 
 static struct volume *volume;
 static _Atomic bool done;
+static int rounds;                      /* of each thread */
 static _Atomic unsigned long operations, refused;
 
 /* Inodes that somebody has seen lately: threads work on each other's, deleted and forgotten ones too. */
@@ -96,7 +97,7 @@ static void *work(void *arg)
     struct ns_dirent *entries = malloc(16 * sizeof *entries);
 
     sem_init(&w.answered, 0, 0);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         char name[8], other[8], value[40] = "v";
         uint64_t ino = atomic_load(&seen[rand_r(&seed) % SHARED]);
         uint64_t offset = rand_r(&seed) % 3 ? rand_r(&seed) % 3000 : rand_r(&seed) % SIZE_MAX_STRESS;
@@ -233,7 +234,8 @@ static void on_damaged(void *arg, const char *path, uint64_t offset, uint64_t by
     fprintf(stderr, "damaged: %s at %llu, %llu bytes\n", path, (unsigned long long)offset, (unsigned long long)bytes);
 }
 
-TEST(everything_at_once)
+/* extra: nodes that the pool has besides the reserve that is for commits. */
+static void everything(size_t extra, enum pool_strategy strategy, enum pool_overflow overflow)
 {
     struct client c = {0};
     struct volume_options o;
@@ -249,12 +251,17 @@ TEST(everything_at_once)
     c.src_fd = client_directory(path);
     o = client_options(c.src_fd);
     o.group_interval_ms = 10;
-    o.free_list_bytes = 256 << 10;
+    o.free_list_bytes = (512 + extra) * (NODE_SIZE + sizeof(struct node)) + NODE_SIZE;
+    o.free_list_strategy = strategy;
+    o.free_list_overflow = overflow;
     o.dirty_limit_bytes = 256 << 10;
     if (!CHECK_EQ(volume_create(&o, 0, 0, &record), 0) || !CHECK_EQ(client_open(&c, &o), 0))
         return;
     volume = c.volume;
     volume->max_open_objects = 4;
+    atomic_store(&done, false);
+    for (int i = 0; i < SHARED; i++)
+        atomic_store(&seen[i], 0);
     pthread_create(&answering, NULL, answer, NULL);
     for (uintptr_t i = 0; i < THREADS; i++)
         pthread_create(&threads[i], NULL, work, (void *)(i + 1));
@@ -265,7 +272,10 @@ TEST(everything_at_once)
     send_last();
     volume_stats(volume, &stats);
     CHECK(!stats.failed);
-    CHECK(stats.groups > 3 && stats.solo_commits > 0);
+    CHECK(stats.groups > 3 && (rounds < 3000 || stats.solo_commits > 0));
+    CHECK_EQ(stats.pool.overflow, overflow);
+    if (overflow != POOL_OVERFLOW_MALLOC)
+        CHECK_EQ(stats.pool.kind[POOL_DATA].misses + stats.pool.kind[POOL_TREE].misses, 0);
     printf("%lu operations, %lu refused, %llu groups, %llu solo commits, %llu inodes in core\n", operations, refused,
            (unsigned long long)stats.groups, (unsigned long long)stats.solo_commits, (unsigned long long)stats.inodes_in_core);
     CHECK_EQ(volume_close(volume), 0);
@@ -288,4 +298,19 @@ TEST(everything_at_once)
     close(c.src_fd);
     client_remove(path);
     free(back);
+}
+
+TEST(everything_at_once)
+{
+    rounds = 3000;
+    everything(0, POOL_POOLING, POOL_OVERFLOW_MALLOC);
+}
+
+/* Each strategy and each policy, with a handful of nodes; writers never get one, or sometimes. */
+TEST(a_handful_of_nodes)
+{
+    rounds = 250;
+    for (int kind = 0; kind < POOL_STRATEGIES * POOL_OVERFLOWS; kind++)
+        for (size_t extra = 0; extra <= 6; extra += 6)
+            everything(extra, (enum pool_strategy)(kind % POOL_STRATEGIES), (enum pool_overflow)(kind / POOL_STRATEGIES));
 }
