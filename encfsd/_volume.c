@@ -444,12 +444,18 @@ struct file_check {
     struct id_list known, orphans;
 };
 
+/* An empty list has no array, and bsearch wants one. */
+static bool is_known(const struct id_list *list, const uint8_t *id)
+{
+    return list->count > 0 && bsearch(id, list->ids, list->count, ID_SIZE, compare_ids) != NULL;
+}
+
 static int note_orphan(void *arg, const uint8_t *id, const char *name)
 {
     struct file_check *check = arg;
 
     (void)name;
-    if (!id || bsearch(id, check->known.ids, check->known.count, ID_SIZE, compare_ids))
+    if (!id || is_known(&check->known, id))
         return 0;
     return add_id(&check->orphans, id);
 }
