@@ -36,6 +36,15 @@ def mount_entry(point: Path) -> tuple[str, str, str, str]:
     raise AssertionError(f"nothing is mounted at {point}")
 
 
+RAISED = {"read_ahead_kb": "1024", "strict_limit": "0", "max_ratio": "20"}
+
+
+def bdi(point: Path) -> dict[str, str]:
+    """Return the kernel's limits of a mount that matter."""
+    folder = Path("/sys/class/bdi", device_of(point) or "")
+    return {name: (folder / name).read_text().strip() for name in RAISED}
+
+
 def digest(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {
         str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
@@ -56,6 +65,9 @@ def test_it_shows_as_what_it_is_and_keeps_what_is_written(volume: Volume) -> Non
         largest = 1 << 20 if harness.fast_path else 128 << 10
         assert {"default_permissions", f"max_read={largest}"} <= set(super_options.split(","))
         assert "allow_other" not in super_options
+        if ROOT:
+            python("open('a', 'w')", volume.point)
+            assert bdi(volume.point) == RAISED
         python("open('a', 'w').write('kept'); import os; os.mkdir('d')", volume.point)
     assert not list(volume.point.iterdir())
     with volume.mounted():
@@ -500,7 +512,12 @@ def test_an_ordinary_user_mounts_through_the_helper() -> None:
         device.chmod(0o666)  # as udev makes it
         try:
             run([*encfsd, "init", *unlock, home / "src"], cwd=home)
+            unlock.append(f"--log-file={home}/log")
             run([*encfsd, "mount", *unlock, *way(), home / "src", home / "mnt"], cwd=home)
+            told = re.search(r"not permitted .* as root: (.*)", (home / "log").read_text())
+            assert told is not None
+            run(["/bin/sh", "-c", told[1]])
+            assert bdi(home / "mnt") == RAISED
             assert mount_entry(home / "mnt")[3].startswith(f"rw,user_id={NOBODY},")
             run([*prefix, "-c", f"open('{home}/mnt/f', 'wb').write(bytes(3 << 20))"])
             foreign = run(["cat", home / "mnt" / "f"], check=False)
