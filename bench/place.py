@@ -19,6 +19,7 @@ from tests.mount import harness
 DRIVER = BUILD / "bench" / "bench_syscalls"
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 LIFETIME = 3600.0  # seconds, of a mount
+START = 180.0  # until it is there: cryfs derives its key for 14 s on an idle machine
 TIMEOUT = 180.0  # of a program on it
 CACHE_LIFE = 2.0  # after which a candidate that keeps its mount has dropped its cache
 PINNED, FREE = "pinned", "free"
@@ -83,7 +84,7 @@ class Place:
             self._folder / "mnt",
             self._folder / "log",
             lifetime=LIFETIME,
-            start=60.0,
+            start=START,
         )
 
     def _stop(self) -> None:

@@ -11,7 +11,8 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-WIDTH, LABEL, ROW, TOP = 900, 330, 22, 50
+WIDTH, ROW, TOP = 900, 22, 50
+LETTER = 6.1  # how wide one is, more or less
 
 # Readable on white and on the near-black of a dark page; chosen also for the colour-blind.
 COLOURS = ("#3b82d6", "#e08a1e", "#2fa572", "#d1539b", "#8d6fd1", "#c2482f", "#8a9a2b", "#7d8590")
@@ -78,15 +79,21 @@ def _page(height: int, body: list[str]) -> str:
     return "\n".join([*head, '<rect class="page" width="100%" height="100%"/>', *body, "</svg>\n"])
 
 
+def _room(labels: Iterable[str]) -> float:
+    """Return how many pixels labels need to the left of the axis."""
+    return 20 + LETTER * max(map(len, labels))
+
+
 def _rows(x: _Scale, labels: Sequence[str], top: int) -> tuple[int, list[str]]:
     """Return the height of a picture with a row for each label, and its grid and labels."""
+    left = _room(labels) - 10
     height = top + ROW * len(labels) + 10
     body = []
     for tick in x.ticks():
         body.append(_line(x(tick), top - 8, x(tick), height, 'class="grid"'))
         body.append(_text(x(tick), top - 14, f"{tick:g}", 'class="dim" text-anchor="middle"'))
     body += [
-        _text(LABEL - 10, top + ROW * i + ROW / 2 + 4, label, 'text-anchor="end"')
+        _text(left, top + ROW * i + ROW / 2 + 4, label, 'text-anchor="end"')
         for i, label in enumerate(labels)
     ]
     return height, body
@@ -105,9 +112,10 @@ def _legend(names: Sequence[str], y: int) -> list[str]:
 def strips(unit: str, rows: list[Strip]) -> str:
     """Draw a dot a round, a bar at the median and a dashed line at the target."""
     values = [v for s in rows for v in (*s.values, *([s.bound] if s.bound else []))]
-    x = _Scale(values, LABEL, WIDTH - 20)
-    height, body = _rows(x, [row.label for row in rows], TOP)
-    body.append(_text(LABEL, 16, f"{unit}; dot: a round, bar: median, dashed: target"))
+    labels = [row.label for row in rows]
+    x = _Scale(values, _room(labels), WIDTH - 20)
+    height, body = _rows(x, labels, TOP)
+    body.append(_text(_room(labels), 16, f"{unit}; dot: a round, bar: median, dashed: target"))
     for i, row in enumerate(rows):
         y = TOP + ROW * i + ROW / 2
         if row.bound:
@@ -129,9 +137,11 @@ def _names(mappings: Iterable[Mapping[str, object]]) -> list[str]:
 def beside(unit: str, rows: list[Beside]) -> str:
     """Draw a dot at each candidate's median, on a line over its rounds."""
     names = _names(row.values for row in rows)
-    x = _Scale((v for row in rows for vs in row.values.values() for v in vs), LABEL, WIDTH - 20)
-    height, body = _rows(x, [row.label for row in rows], TOP + 20)
-    body.append(_text(LABEL, 36, f"{unit}; dot: median, line: all rounds"))
+    labels = [row.label for row in rows]
+    values = (v for row in rows for rounds in row.values.values() for v in rounds)
+    x = _Scale(values, _room(labels), WIDTH - 20)
+    height, body = _rows(x, labels, TOP + 20)
+    body.append(_text(20, 40, f"{unit}; dot: median, line: all rounds"))
     body += _legend(names, 16)
     for i, row in enumerate(rows):
         y = TOP + 20 + ROW * i + ROW / 2
