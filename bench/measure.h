@@ -168,7 +168,8 @@ static inline void bench_open(struct bench *b, const char *base, size_t pool_byt
     b->env.epoch = 1;
     b->env.dirty_limit = pool_bytes / 2 / NODE_SIZE;
     must("blockdir_open", blockdir_open(&b->env.dir, b->fd, false));
-    must("pool_create", pool_create(&b->env.pool, pool_bytes, 64, object_evict));
+    must("pool_create", pool_create(&b->env.pool, &(struct pool_options){.bytes = pool_bytes, .reserve_nodes = 64,
+                                                                         .evict = object_evict}, reason, sizeof reason));
     must("keyring_create", keyring_create(&ring, volume, key));
     b->env.ring = ring;
     b->env.workers = make_helpers();

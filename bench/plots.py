@@ -138,8 +138,8 @@ def beside(unit: str, rows: list[Beside]) -> str:
     """Draw a dot at each candidate's median, on a line over its rounds."""
     names = _names(row.values for row in rows)
     labels = [row.label for row in rows]
-    values = (v for row in rows for rounds in row.values.values() for v in rounds)
-    x = _Scale(values, _room(labels), WIDTH - 20)
+    all_rounds = (rounds for row in rows for rounds in row.values.values())
+    x = _Scale((v for rounds in all_rounds for v in rounds), _room(labels), WIDTH - 20)
     height, body = _rows(x, labels, TOP + 20)
     body.append(_text(20, 40, f"{unit}; dot: median, line: all rounds"))
     body += _legend(names, 16)
