@@ -373,6 +373,7 @@ static int start_threads(struct transport *t)
     error = pthread_create(&t->replies, NULL, session_replies, t);
     bool replies = error == 0;
     t->awake = t->reader_count;
+    t->leader = t->reader[0].leads = true;      /* from the start, or all might go away before anybody follows */
     for (; error == 0 && started < t->reader_count; started += error == 0)
         error = pthread_create(&t->reader[started].thread, NULL, read_requests, &t->reader[started]);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
