@@ -22,7 +22,7 @@
 enum {
     BURST = 256,
     PAIRS = 40 * BURST,                 /* of each thread, timed as a whole */
-    TIMED = 12 * BURST,                 /* of each thread, timed one by one for the percentile */
+    TIMED = 40 * BURST,                 /* takes of each thread, timed one by one for the percentile */
     AGED = 4096,                        /* nodes of each thread that make it fragmented */
     FILE_NODES = 48,
     MAX_THREADS = 64,
@@ -106,7 +106,7 @@ struct runner {
     bool fragmented;
     int burst;                          /* nodes held at once */
     double cpu_ns;                      /* of a pair */
-    float *timed;                       /* TIMED / burst wall times of a pair, ns */
+    float *timed;                       /* TIMED wall times of a take and a first write, ns */
     uint64_t seed;
 };
 
@@ -121,11 +121,28 @@ static double cpu_now(void)
     return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
+static void *take_and_write(void)
+{
+    void *handle = strategy->take();
+
+    memset(strategy->page(handle), 1, 64);
+    return handle;
+}
+
 static void turn(void **held, int n)
 {
+    for (int i = 0; i < n; i++)
+        held[i] = take_and_write();
+    for (int i = 0; i < n; i++)
+        strategy->give(held[i]);
+}
+
+static void timed_turn(void **held, int n, float *ns)
+{
     for (int i = 0; i < n; i++) {
-        held[i] = strategy->take();
-        memset(strategy->page(held[i]), i, 64);
+        double t = now_ns();
+        held[i] = take_and_write();
+        ns[i] = (float)(now_ns() - t);
     }
     for (int i = 0; i < n; i++)
         strategy->give(held[i]);
@@ -159,11 +176,8 @@ static void *run(void *arg)
     for (int i = 0; i < PAIRS / r->burst; i++)
         turn(held, r->burst);
     r->cpu_ns = (cpu_now() - before) / PAIRS;
-    for (int i = 0; i < TIMED / r->burst; i++) {
-        double t = now_ns();
-        turn(held, r->burst);
-        r->timed[i] = (float)((now_ns() - t) / r->burst);
-    }
+    for (int i = 0; i < TIMED / r->burst; i++)
+        timed_turn(held, r->burst, r->timed + (size_t)i * (size_t)r->burst);
     pthread_barrier_wait(&start);       /* before the resident memory is read */
     pthread_barrier_wait(&start);
     while (n)
@@ -243,14 +257,14 @@ int main(int argc, char **argv)
     double cpu = 0;
 
     set_up(argv[1], threads);
-    size_t timed = TIMED / burst * (size_t)threads;
+    size_t timed = (size_t)TIMED * (size_t)threads;
     float *all = found(calloc(timed, sizeof *all));
     memset(all, 1, timed * sizeof *all);
     long resident = resident_kib();
     pthread_barrier_init(&start, NULL, (unsigned)threads + 1);
     for (int i = 0; i < threads; i++) {
         runner[i] = (struct runner){.fragmented = strcmp(argv[3], "fragmented") == 0, .burst = burst,
-                                    .timed = all + (size_t)i * (TIMED / burst), .seed = (uint64_t)(i + 1)};
+                                    .timed = all + (size_t)i * TIMED, .seed = (uint64_t)(i + 1)};
         if (pthread_create(&runner[i].thread, NULL, run, &runner[i]))
             die("pthread_create", 0);
     }
