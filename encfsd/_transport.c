@@ -6,7 +6,7 @@
  *
  *   waits for the disk only    another reader is made leader, this one carries the request out
  *   waits for more             the volume parks the request; whichever thread of the volume carries it out writes the reply
- *   pyfuse3 has to answer      it is passed on
+ *   pyfuse3 has to answer      it is passed on; while the socket is full, by a thread that may wait for that
  *
  * When requests come faster than the leader answers them, others are woken to help, and read as long as there is something to
  * read. */
@@ -106,6 +106,7 @@ static void end(struct transport *t)
     pthread_mutex_lock(&t->lock);
     t->ended = true;
     pthread_cond_broadcast(&t->role_free);
+    pthread_cond_broadcast(&t->unsent_there);
     pthread_mutex_unlock(&t->lock);
     signal_event(t->done_fd);
 }
@@ -157,6 +158,8 @@ static bool next_request(struct reader *r, struct message *m)
 {
     int got = 0;
 
+    if (atomic_load_explicit(&r->transport->ended, memory_order_relaxed))
+        return false;                   /* else requests that keep coming would keep it from looking */
     while (got == 0) {
         got = message_receive(r->transport, m);
         if (got > 0 && r->leads && ++r->immediate >= BACKLOG)
@@ -222,20 +225,83 @@ static struct message *carry_out(struct reader *r, struct message *m)
     return next;
 }
 
-/* Who reads requests must not wait for pyfuse3 while others can. Returns the message, or NULL when pyfuse3 is gone. */
+/* ---- passing on ---- */
+
+static bool any_unsent(struct transport *t)
+{
+    pthread_mutex_lock(&t->lock);
+    bool any = t->sending || t->unsent != NULL;
+    pthread_mutex_unlock(&t->lock);
+    return any;
+}
+
+static void leave_unsent(struct transport *t, struct message *m)
+{
+    m->next = NULL;
+    pthread_mutex_lock(&t->lock);
+    if (t->unsent == NULL)
+        t->unsent = m;
+    else
+        t->last_unsent->next = m;
+    t->last_unsent = m;
+    pthread_cond_signal(&t->unsent_there);
+    pthread_mutex_unlock(&t->lock);
+}
+
+/* The oldest one, or NULL: none. Lock held. */
+static struct message *take_unsent(struct transport *t)
+{
+    struct message *m = t->unsent;
+
+    if (m != NULL)
+        t->unsent = m->next;
+    return m;
+}
+
+/* For the forwarder. NULL: the end. */
+static struct message *await_unsent(struct transport *t)
+{
+    struct message *m;
+
+    pthread_mutex_lock(&t->lock);
+    t->sending = false;
+    while (!t->ended && t->unsent == NULL)
+        pthread_cond_wait(&t->unsent_there, &t->lock);
+    m = t->ended ? NULL : take_unsent(t);
+    t->sending = m != NULL;
+    pthread_mutex_unlock(&t->lock);
+    return m;
+}
+
+static void *forward_unsent(void *arg)
+{
+    struct transport *t = arg;
+    struct message *m;
+
+    prctl(PR_SET_NAME, "encfsd-forward");
+    while ((m = await_unsent(t)) != NULL) {
+        if (session_forward(t, m, true) == FORWARD_CLOSED)
+            end(t);
+        message_give(m);
+    }
+    return NULL;
+}
+
+/* Who answers requests natively must not wait for pyfuse3. Returns the message to go on with, or NULL when pyfuse3 is gone. */
 static struct message *forward(struct reader *r, struct message *m)
 {
     struct transport *t = r->transport;
+    struct message *next;
 
     if (m->opcode != FUSE_INIT)
         count_forwarded(m);
-    enum forwarding done = session_forward(t, m, false);
-    if (done == FORWARD_WOULD_WAIT) {
-        bool away = go_away(r);
-        done = session_forward(t, m, true);
-        if (away)
-            come_back(r);
+    enum forwarding done = any_unsent(t) ? FORWARD_WOULD_WAIT : session_forward(t, m, false);
+    if (done == FORWARD_WOULD_WAIT && t->fast_path && (next = message_take(t)) != NULL) {
+        leave_unsent(t, m);
+        return next;
     }
+    if (done == FORWARD_WOULD_WAIT)     /* pyfuse3 answers everything; or better slow than not at all */
+        done = session_forward(t, m, true);
     if (done == FORWARDED)
         return m;
     message_give(m);
@@ -300,6 +366,7 @@ static void transport_free(struct transport *t)
     messages_free(t);
     free(t->counters);
     pthread_cond_destroy(&t->role_free);
+    pthread_cond_destroy(&t->unsent_there);
     pthread_mutex_destroy(&t->lock);
     free(t);
 }
@@ -346,9 +413,11 @@ static int take_first_messages(struct transport *t)
     return 0;
 }
 
-/* Ends the first n readers and, if it runs, the replies thread. */
-static void stop_threads(struct transport *t, unsigned n, bool replies)
+/* Ends the first n readers and the other threads that run. */
+static void stop_threads(struct transport *t, unsigned n)
 {
+    struct message *m;
+
     signal_event(t->stop_fd);
     end(t);
     shutdown(t->pair, SHUT_RDWR);       /* wakes a thread that sends or receives */
@@ -356,8 +425,12 @@ static void stop_threads(struct transport *t, unsigned n, bool replies)
         pthread_join(t->reader[i].thread, NULL);
     for (unsigned i = n; i < t->reader_count; i++)
         message_give(t->reader[i].first);
-    if (replies)
+    if (t->replies_run)
         pthread_join(t->replies, NULL);
+    if (t->forwarder_runs)
+        pthread_join(t->forwarder, NULL);
+    while ((m = take_unsent(t)) != NULL)
+        message_give(m);
     message_give(t->reply_message);
 }
 
@@ -371,14 +444,18 @@ static int start_threads(struct transport *t)
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
     error = pthread_create(&t->replies, NULL, session_replies, t);
-    bool replies = error == 0;
+    t->replies_run = error == 0;
+    if (error == 0 && t->fast_path) {
+        error = pthread_create(&t->forwarder, NULL, forward_unsent, t);
+        t->forwarder_runs = error == 0;
+    }
     t->awake = t->reader_count;
     t->leader = t->reader[0].leads = true;      /* from the start, or all might go away before anybody follows */
     for (; error == 0 && started < t->reader_count; started += error == 0)
         error = pthread_create(&t->reader[started].thread, NULL, read_requests, &t->reader[started]);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error != 0)
-        stop_threads(t, started, replies);
+        stop_threads(t, started);
     return -error;
 }
 
@@ -403,6 +480,7 @@ int transport_start(struct transport **transport, int fuse_fd, const struct tran
     t->pair = t->session_fd = t->done_fd = t->stop_fd = -1;
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->role_free, NULL);
+    pthread_cond_init(&t->unsent_there, NULL);
     result = open_everything(t);
     if (result == 0)
         result = take_first_messages(t);
@@ -449,7 +527,7 @@ static bool in_flight(struct transport *t)
 
 void transport_stop(struct transport *t)
 {
-    stop_threads(t, t->reader_count, true);
+    stop_threads(t, t->reader_count);
     t->reply_message = message_take(t);
     while (in_flight(t)) {
         if (t->reply_message != NULL)

@@ -74,19 +74,23 @@ struct transport {
     uint32_t max_data;                  /* bytes that fit into one message to pyfuse3 beside HEADER_ROOM */
     unsigned reader_count, max_awake;
     struct reader reader[MAX_READERS];
-    pthread_t replies;
+    pthread_t replies, forwarder;
+    bool replies_run, forwarder_runs;
     struct message *reply_message;      /* used by the replies thread only */
 
     pthread_mutex_t lock;               /* guards all from here to init; a leaf */
     pthread_cond_t role_free;           /* followers wait for something to do */
     bool leader;                        /* somebody leads, or has been chosen to */
-    bool ended;                         /* the connection is done, or transport_stop was called */
+    _Atomic bool ended;                 /* the connection is done, or transport_stop was called; read without the lock, too */
     unsigned followers;                 /* waiting for role_free */
     unsigned wanted;                    /* of them, to be woken in order to help */
     unsigned awake;                     /* readers that neither follow nor wait for the disk */
     unsigned in_flight;                 /* messages that the volume has */
     struct message *spare;
     unsigned spares;
+    struct message *unsent, *last_unsent;       /* for pyfuse3, whose socket was full; oldest first */
+    bool sending;                       /* the forwarder has one in hand */
+    pthread_cond_t unsent_there;        /* the forwarder waits for them */
     uint64_t init_unique;               /* of the INIT that waits for libfuse's answer; 0: none */
     struct transport_init init;
 

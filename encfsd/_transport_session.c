@@ -1,10 +1,12 @@
 /* What pyfuse3 answers: requests go to it over a socket pair, replies come back and on to the kernel.
  *
  *   kernel --read--> [readers] --send--> pair --> libfuse, pyfuse3
+ *                       `--> [forwarder] --send--> pair, while that is full
  *   kernel <--write-- [replies thread] <--recv-- pair <-- libfuse, pyfuse3
  *
- * The replies thread never writes anything but replies, and a reply never blocks in the kernel. So a full socket pair cannot
- * deadlock: pyfuse3 may wait for the replies thread, a reader for pyfuse3, and the kernel for that reader. */
+ * The replies thread never writes anything but replies, and a reply never blocks in the kernel. With the fast path no reader waits
+ * for pyfuse3, which may wait for the volume, which may wait for WRITEs. So a full socket pair cannot deadlock: pyfuse3 may wait for
+ * the replies thread, and the forwarder for pyfuse3. */
 #include "_transport_internal.h"
 
 #include <errno.h>
@@ -69,6 +71,7 @@ enum forwarding session_forward(struct transport *t, struct message *m, bool wai
             break;
         case EMSGSIZE:                  /* longer than this user's socket buffer */
             reply_error(t, m->unique, -E2BIG);
+            count_forwarded_reply(t, m->unique, true);
             return FORWARDED;
         default:
             return FORWARD_CLOSED;
