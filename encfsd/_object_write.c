@@ -290,8 +290,8 @@ static int seal_run(struct object *o, const uint8_t *buffer, size_t n, struct en
     return rc ? rc : seal_to_slots(o, page, n, entry);
 }
 
-/* A node for new content. -EAGAIN or -ENOMEM: there is none, and with OBJECT_NOWAIT the caller comes again; else it does without. An
- * object that is short of nodes seals its own dirty ones first; only then, and only if the caller holds none, it waits. */
+/* A node for new content. -EAGAIN or -ENOMEM: there is none, and with OBJECT_NOWAIT the caller comes again; else it does without.
+ * An object that is short of nodes seals its own dirty ones first; only then, and only if the caller holds none, it waits. */
 static int take_data(struct object *o, bool holds_none, int flags, struct node **node)
 {
     int rc = pool_take(o->env->pool, POOL_DATA, POOL_APPLICATION, false, node);
@@ -363,7 +363,8 @@ static int object_update(struct object *o, struct update *u, int flags)
             if (patch_must_be_sealed(o, &u->patch[i]))
                 unsealed = &u->patch[i];
         if (!rc && !needy && !unsealed) {
-            if (!table_reserve(o) || overlay_reserve(&o->current->overlay, u->directs + (size_t)u->patches) || cuts_reserve(&o->current->cuts, 1))
+            if (!table_reserve(o) || overlay_reserve(&o->current->overlay, u->directs + (size_t)u->patches)
+                || cuts_reserve(&o->current->cuts, 1))
                 rc = -ENOMEM;
             else
                 apply(o, u);

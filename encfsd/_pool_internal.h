@@ -212,7 +212,7 @@ void pool_resume_all(struct pool *pool);
 void pool_fold(struct pool *pool, struct tally *tally);     /* into the totals; needs pool->lock */
 void pool_fold_all(struct pool *pool);          /* needs pool->lock, and all magazines stopped */
 int64_t pool_in_use(const struct pool *pool, unsigned kind);    /* as of the last fold; needs pool->lock */
-/* Puts a free node where it belongs: into the list, or, from `capacity` on, out of use. Needs pool->lock; pool_note() afterwards. */
+/* Puts a free node where it belongs: into the list, or, from `capacity` on, out of use. Needs pool->lock; then pool_note(). */
 void pool_put(struct pool *pool, struct node *node);
 /* After the free list or the queue has changed: updates `congested`, wakes whoever is next. Needs pool->lock. */
 void pool_note(struct pool *pool);

@@ -1,6 +1,6 @@
 /* The overflow policy `wait`: a queue a class. A slot that becomes free goes to the first of the most urgent queue: takes of the
- * same or a less urgent class find pool_is_behind() true and leave it alone, and whoever puts a slot into the list wakes him. The first
- * also tries to evict now and then, because nobody tells the pool that a node became evictable. */
+ * same or a less urgent class find pool_is_behind() true and leave it alone, and whoever puts a slot into the list wakes him. The
+ * first also tries to evict now and then, because nobody tells the pool that a node became evictable. */
 #include "_pool_internal.h"
 
 #include <time.h>
