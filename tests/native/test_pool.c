@@ -414,7 +414,7 @@ TEST_EACH(raids_of_a_busy_magazine)
         pthread_t thread;
         pthread_create(&thread, NULL, keep_busy, &busy);
         uint64_t takes = 0;
-        for (int round = 0; round < 3000; round++) {
+        for (int round = 0; round < 600; round++) {
             struct node *node[17];
             int n = 0;
             while ((node[n] = pool_take_cached(busy.pool, POOL_TREE, POOL_APPLICATION)))
@@ -439,7 +439,7 @@ TEST_EACH(raids_of_a_busy_magazine)
     without_membarrier = false;
 }
 
-enum { STRESS_THREADS = 4, STRESS_STEPS = 20000 };
+enum { STRESS_THREADS = 4, STRESS_STEPS = 4000 };
 
 struct stress {
     struct pool *pool;
