@@ -100,7 +100,7 @@ struct volume_found {
 struct volume_stats {
     struct pool_stats pool;
     uint64_t dirty_bytes, inodes_in_core, groups, solo_commits, durable_mark, objects_committed, parked, requests;
-    uint64_t damaged_reads;
+    uint64_t bytes_read, bytes_written, damaged_reads;
     bool read_only, failed;
     ...;
 };
@@ -110,6 +110,7 @@ int volume_open(struct volume **v, const struct volume_options *options, struct 
                 char *message, size_t message_size);
 int volume_close(struct volume *v);
 void volume_stats(struct volume *v, struct volume_stats *stats);
+#define POOL_RESERVE_NODES ...
 int volume_resize_free_list(struct volume *v, uint64_t bytes);
 void volume_queue_stats(struct volume *v, struct pool_queue_stats stats[3]);
 int volume_verify(struct volume *v, void (*progress)(void *arg, uint64_t nodes, uint64_t total),

@@ -176,12 +176,17 @@ static int64_t run_removexattr(struct volume *v, struct request *r, bool nowait)
 
 static int64_t run_read(struct volume *v, struct request *r, bool nowait)
 {
-    return file_read(v, r->ino, r->buffer, r->size, r->offset, file_flags(nowait));
+    int64_t got = file_read(v, r->ino, r->buffer, r->size, r->offset, file_flags(nowait));
+    if (got > 0)
+        atomic_fetch_add_explicit(&v->bytes_read, (uint64_t)got, memory_order_relaxed);
+    return got;
 }
 
 static int64_t run_write(struct volume *v, struct request *r, bool nowait)
 {
     int rc = file_write(v, r->ino, r->buffer, r->size, r->offset, (int)r->flags | file_flags(nowait));
+    if (!rc)
+        atomic_fetch_add_explicit(&v->bytes_written, r->size, memory_order_relaxed);
     return rc ? rc : (int64_t)r->size;
 }
 

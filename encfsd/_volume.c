@@ -15,7 +15,6 @@
 #include "_vfs.h"
 
 enum {
-    POOL_RESERVE_NODES = 512,               /* 2 MiB that only commits may use */
     METADATA_CACHE_BYTES = 64 << 20,        /* SQLite's page cache */
     DESCRIPTORS_KEPT = 64,                  /* for everything that is not an object's backing file */
 };
@@ -628,6 +627,8 @@ void volume_stats(struct volume *v, struct volume_stats *stats)
     stats->parked = v->parked;
     stats->damaged_reads = v->damaged_reads;
     stats->requests = v->requests;
+    stats->bytes_read = v->bytes_read;
+    stats->bytes_written = v->bytes_written;
     stats->read_only = v->options.read_only || stats->failed;
 }
 

@@ -59,6 +59,7 @@ int volume_close(struct volume *v);
 struct volume_stats {
     struct pool_stats pool;
     uint64_t dirty_bytes, inodes_in_core, groups, solo_commits, durable_mark, objects_committed, parked, requests;
+    uint64_t bytes_read, bytes_written; /* of contents, by READ and WRITE requests */
     uint64_t damaged_reads;             /* reads that met contents which are not authentic, or missing */
     bool read_only, failed;
 };
@@ -66,6 +67,7 @@ void volume_stats(struct volume *v, struct volume_stats *stats);
 
 /* Changes the size of the free list while the volume is used: pool_resize. */
 int volume_resize_free_list(struct volume *v, uint64_t bytes);
+enum { POOL_RESERVE_NODES = 512 };      /* 2 MiB that only commits may use: the smallest list */
 /* Who waits for the free list, by class: pool_queue_stats. Takes no lock. */
 void volume_queue_stats(struct volume *v, struct pool_queue_stats stats[POOL_CLASSES]);
 

@@ -80,7 +80,7 @@ struct volume {
     size_t active_row_count;
     _Atomic int notify_fd;                      /* /dev/fuse, -1 before the mount */
     _Atomic bool writers_unknown;               /* any file may have dirty pages in the kernel, whatever inode->writers says */
-    _Atomic uint64_t requests, parked, damaged_reads;
+    _Atomic uint64_t requests, parked, damaged_reads, bytes_read, bytes_written;
     struct log_queue log;
     struct space space;
     struct state_file state;

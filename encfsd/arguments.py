@@ -62,8 +62,36 @@ def _add_mount_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--free-list",
         metavar="SIZE",
-        default=options.DEFAULT_FREE_LIST,
-        help="memory preallocated for nodes: 8G, 512M, 25%%; 0 turns it off (default: 5%%)",
+        help="memory preallocated for nodes: 8G, 512M, 25%%; 0 turns it off (default: what the "
+        "configuration says, else 5%%)",
+    )
+    parser.add_argument(
+        "--pool-strategy",
+        choices=options.POOL_STRATEGIES,
+        default=options.DEFAULT_STRATEGY,
+        help=f"how this memory comes and goes (default: {options.DEFAULT_STRATEGY})",
+    )
+    parser.add_argument(
+        "--free-list-overflow",
+        choices=options.OVERFLOW_POLICIES,
+        default=options.DEFAULT_OVERFLOW,
+        help="when it is used up: ask malloc, wait for a node, or do without one "
+        f"(default: {options.DEFAULT_OVERFLOW})",
+    )
+    parser.add_argument(
+        "--free-list-prefault",
+        action="store_true",
+        help="have all of it in memory before the mount can be used",
+    )
+    parser.add_argument(
+        "--free-list-hugepages", action="store_true", help="ask the kernel for huge pages for it"
+    )
+    parser.add_argument("--free-list-lock", action="store_true", help="keep it out of swap")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="where limits are configured (default: /etc/encfsd/NAME.toml if there is one, NAME "
+        "being what 'systemd-escape --path SRC' prints)",
     )
     parser.add_argument(
         "-o",
@@ -173,14 +201,19 @@ def make_parser(run: Mapping[str, Command]) -> argparse.ArgumentParser:
     stats.add_argument("--json", action="store_true", help="print JSON")
     stats.set_defaults(timeout=10.0)
 
+    _add_live_commands(commands, run)
+
     info = _command(
         commands,
         "info",
         run["info"],
-        "print what can be known without a secret",
+        "print what can be known without a secret, and limits with their origins",
         "encfsd info /srv/vault",
     )
     info.add_argument("source", metavar="SRC")
+    info.add_argument(
+        "--config", metavar="FILE", help="of a volume that is not mounted: where to look for limits"
+    )
 
     verify = _command(
         commands,
@@ -206,6 +239,39 @@ def make_parser(run: Mapping[str, Command]) -> argparse.ArgumentParser:
     _add_secret_options(passwd)
     _add_secret_options(passwd, "new-")
     return parser
+
+
+def _add_live_commands(
+    commands: argparse._SubParsersAction[_Parser], run: Mapping[str, Command]
+) -> None:
+    top = _command(
+        commands,
+        "top",
+        run["top"],
+        "watch what a mount is doing; q or Ctrl-C ends it",
+        "encfsd top /mnt\nencfsd top --interval=5 /mnt >>log",
+    )
+    top.add_argument("mount_point", metavar="MNT")
+    top.add_argument(
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="how often to look (default: 1)",
+    )
+    top.set_defaults(timeout=10.0)
+    tune = _command(
+        commands,
+        "tune",
+        run["tune"],
+        "change a setting of a mount while it is used",
+        "encfsd tune /mnt free-list=4G\nencfsd tune /mnt free-list=10%",
+    )
+    tune.add_argument("mount_point", metavar="MNT")
+    tune.add_argument(
+        "setting", metavar="free-list=SIZE", help="grows at once; shrinks as nodes are given back"
+    )
+    tune.set_defaults(timeout=None)
 
 
 def _add_key_commands(

@@ -22,6 +22,7 @@ import trio
 
 from encfsd import (
     arguments,
+    config,
     control,
     keys,
     mounting,
@@ -29,10 +30,12 @@ from encfsd import (
     process,
     secrets_input,
     state,
+    top,
+    tune,
     volume,
     volume_header,
 )
-from encfsd.control import Client, run_directory
+from encfsd.control import Client, Json, run_directory
 from encfsd.errors import (
     DaemonGone,
     DamagedContents,
@@ -43,11 +46,12 @@ from encfsd.errors import (
     NotFinished,
     NotMounted,
     OutputFailed,
+    UsageError,
     VolumeInUse,
     printable,
 )
 from encfsd.keys import Secret, SecretKind, SlotType, VolumeKey
-from encfsd.options import MountSettings, VolumeSettings
+from encfsd.options import FreeListSettings, MountSettings, VolumeSettings
 from encfsd.progress import Progress
 from encfsd.source import Source
 from encfsd.stats import table
@@ -79,6 +83,11 @@ def _standard_output() -> Iterator[None]:
 def _print(text: str) -> None:
     with _standard_output():
         print(text)
+
+
+def _print_now(text: str) -> None:
+    with _standard_output():
+        print(text, flush=True)
 
 
 def _tell(text: str) -> None:
@@ -135,6 +144,10 @@ def _volume_settings(args: argparse.Namespace) -> VolumeSettings:
 def _prepare(args: argparse.Namespace) -> str:
     """Make this process fit for secrets; return what was chosen to seal with."""
     process.protect_secrets()
+    return _set_up_crypto(args)
+
+
+def _set_up_crypto(args: argparse.Namespace) -> str:
     keys.self_test()
     return volume.setup_crypto(args.crypto)
 
@@ -195,12 +208,15 @@ def _mount(args: argparse.Namespace) -> int:
     from encfsd.daemon import Daemon  # noqa: PLC0415
     from encfsd.systemd import Notifier  # noqa: PLC0415
 
+    # Before the limits are set: they may forbid to look.
+    limits = config.resolve(config.read(args.config, args.source), args.free_list, os.environ)
     settings = MountSettings(
         volume=_volume_settings(args),
         mount_point=mounting.resolve(args.mount_point),
-        free_list=options.free_list_size(args.free_list),
+        free_list=_free_list_settings(args, limits.free_list),
         flags=options.parse_mount_flags(args.options, root=os.geteuid() == 0),
         log_file=args.log_file,
+        origins=limits.origins,
     )
     # What needs no secret is checked first, and where the user sees it.
     _check_mount_point(settings)
@@ -208,7 +224,8 @@ def _mount(args: argparse.Namespace) -> int:
     if settings.log_file is not None:
         os.close(process.open_log(settings.log_file))
     _check_source(settings.volume, read_only=settings.flags.read_only, tell=True)
-    process.protect_secrets()
+    process.set_limits(limits.rlimits)
+    process.protect_secrets(core=None)
     secret = _secret(args, "Passphrase")
     settings = _absolute(settings)
     report: process.Report = process.report_nothing
@@ -222,8 +239,7 @@ def _mount(args: argparse.Namespace) -> int:
     try:
         with secret, Source(settings.volume.source) as source, Notifier() as notifier:
             log_is_stderr = process.log_to(settings.log_file, background=not args.foreground)
-            process.raise_descriptor_limit()
-            _log.info("%s", _prepare(args))
+            _log.info("%s", _set_up_crypto(args))
             _lock(source, read_only=settings.flags.read_only)
             failure = trio.run(Daemon(settings, report, notifier).run, source, secret)
     except EncfsdError as error:
@@ -234,6 +250,18 @@ def _mount(args: argparse.Namespace) -> int:
         _log.error("%s", failure)
     report(failure)
     raise failure
+
+
+def _free_list_settings(args: argparse.Namespace, size: int) -> FreeListSettings:
+    return FreeListSettings(
+        size=size,
+        max_size=options.largest_free_list(),
+        strategy=args.pool_strategy,
+        overflow=args.free_list_overflow,
+        prefault=args.free_list_prefault,
+        hugepages=args.free_list_hugepages,
+        lock=args.free_list_lock,
+    )
 
 
 def _absolute(settings: MountSettings) -> MountSettings:
@@ -288,27 +316,69 @@ def _umount_without_daemon(entry: mounting.MountEntry) -> int:
     return 0
 
 
-def _stats(args: argparse.Namespace) -> int:
-    point = mounting.resolve(args.mount_point)
+def _connect(point: str) -> Client:
+    """Return a connection to the daemon of what is mounted at `point`; NotMounted says why not."""
     entry = mounting.mounted_at(point)
     if entry is None:
         raise NotMounted(point)
     try:
-        client = Client(point)
+        return Client(point)
     except NotMounted:
         if entry.type == mounting.TYPE and mounting.is_dead(point):
             raise DaemonGone(point) from None
         raise
-    with client:
-        client.send("stats")
-        try:
-            answer = client.receive(args.timeout)
-        except TimeoutError:
-            raise NotMounted(point, "its daemon does not answer") from None
+
+
+def _ask(client: Client, point: str, timeout: float | None, command: str, **arguments: str) -> Json:
+    """Return the answer of a daemon, or raise NotMounted if it has none to give."""
+    try:
+        client.send(command, **arguments)
+        answer = client.receive(timeout)
+    except BrokenPipeError:
+        answer = None
+    except TimeoutError:
+        raise NotMounted(point, "its daemon does not answer") from None
     if answer is None or "error" in answer:
+        if answer is None and mounting.mounted_at(point) is not None and mounting.is_dead(point):
+            raise DaemonGone(point)
         raise NotMounted(point, "it is being unmounted")
+    return answer
+
+
+def _stats(args: argparse.Namespace) -> int:
+    point = mounting.resolve(args.mount_point)
+    with _connect(point) as client:
+        answer = _ask(client, point, args.timeout, "stats")
     _print(json.dumps(answer, indent=2) if args.json else table(answer))
     return 0
+
+
+def _top(args: argparse.Namespace) -> int:
+    if not 0.05 <= args.interval <= 3600:
+        raise UsageError(f"--interval={args.interval:g}", "not between 0.05 and 3600 seconds")
+    point = mounting.resolve(args.mount_point)
+    with _connect(point) as client:
+
+        def ask() -> Json:
+            return _ask(client, point, args.timeout, "stats")
+
+        if top.is_terminal(sys.stdout):
+            top.watch(ask, printable(point), args.interval)
+        else:
+            top.report(ask, _print_now, args.interval)
+    return 0
+
+
+def _tune(args: argparse.Namespace) -> int:
+    size = tune.size_of(args.setting)
+    point = mounting.resolve(args.mount_point)
+    with _connect(point) as client:
+        answer = _ask(client, point, args.timeout, "tune", **{tune.FREE_LIST: size})
+    if answer["exit_code"]:
+        _tell(answer["message"])
+    else:
+        _print(answer["message"])
+    return int(answer["exit_code"])
 
 
 def _info(args: argparse.Namespace) -> int:
@@ -325,7 +395,25 @@ def _info(args: argparse.Namespace) -> int:
     _print(f"header generation  {header.generation}")
     _print(f"in use             {'yes' if in_use else 'no'}")
     _print_slots(header)
+    _print_limits(args)
     return 0
+
+
+def _print_limits(args: argparse.Namespace) -> None:
+    """Print the limits of the mount of this volume, or those that a mount would have."""
+    entry = mounting.mounted_from(args.source)
+    settings = None
+    if entry is not None:
+        with contextlib.suppress(NotMounted, NoPermission), _connect(entry.point) as client:
+            settings = _ask(client, entry.point, 10.0, "stats")["limits"]
+    if settings is not None and entry is not None:
+        _print(f"limits of the mount at {printable(entry.point)}:")
+    else:
+        found = config.read(args.config, args.source)
+        settings = config.planned(config.resolve(found, None, os.environ))
+        _print("limits that a mount would have:")
+    for line in config.table(settings):
+        _print(line)
 
 
 def _print_slots(header: Header) -> None:
@@ -427,6 +515,8 @@ def make_parser() -> argparse.ArgumentParser:
             "mount": _mount,
             "umount": _umount,
             "stats": _stats,
+            "top": _top,
+            "tune": _tune,
             "info": _info,
             "verify": _verify,
             "key list": _key_list,

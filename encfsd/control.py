@@ -1,7 +1,8 @@
 """The control socket of a running mount: what its daemon is asked, and by whom.
 
-One JSON object a line, one answer a question. Commands: ``stats``, and ``wait``, which is answered
-when the volume is closed, with the exit code of the daemon. The socket lies in a directory of mode
+One JSON object a line, one answer a question. Commands: ``stats``; ``tune``, which is answered when
+it is done; and ``wait``, which is answered when the volume is closed. The last two answer with an
+exit code and a message. The socket lies in a directory of mode
 0700 and its peer must be the same user or root; the client checks the server likewise.
 """
 
@@ -16,7 +17,7 @@ import select
 import socket
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -90,12 +91,15 @@ def listen(point: str) -> socket.socket:
 class Server:
     """Answers on the control socket until it is cancelled. A context manager that removes it."""
 
-    def __init__(self, point: str, stats: Callable[[], Json]) -> None:
-        """`stats` returns the answer to the command of this name."""
+    def __init__(
+        self, point: str, stats: Callable[[], Json], tune: Callable[[str], Awaitable[Json]]
+    ) -> None:
+        """`stats` and `tune` return the answers to the commands; `tune` gets a size."""
         self._socket = listen(point)
         self._path = socket_path(point, os.geteuid())
         self._inode = self._path.stat().st_ino
         self._stats = stats
+        self._tune = tune
         self._ended = trio.Event()
         self._end: Json = {}
         self._waiting = 0
@@ -162,11 +166,14 @@ class Server:
 
     async def _answer(self, line: bytes) -> Json:
         try:
-            command = json.loads(line)["command"]
-        except (ValueError, KeyError, TypeError):
+            question = json.loads(line)
+            command, size = question["command"], str(question.get("free-list", ""))
+        except (ValueError, KeyError, TypeError, AttributeError):
             return {"error": "not a command"}
         if command == "stats":
             return self._stats()
+        if command == "tune":
+            return await self._tune(size)
         if command == "wait":
             await self._ended.wait()
             return self._end
@@ -200,9 +207,9 @@ class Client:
         self._socket.close()
         os.close(self._pidfd)
 
-    def send(self, command: str) -> None:
-        """Ask; the answer comes with `receive`."""
-        self._socket.sendall(json.dumps({"command": command}).encode() + b"\n")
+    def send(self, command: str, **arguments: str) -> None:
+        """Ask; the answer comes with `receive`. BrokenPipeError if the daemon has gone."""
+        self._socket.sendall(json.dumps({"command": command, **arguments}).encode() + b"\n")
 
     def receive(self, timeout: float | None = None) -> Json | None:
         """Return the next answer, or None if the daemon has gone; TimeoutError after `timeout`."""

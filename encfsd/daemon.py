@@ -26,7 +26,7 @@ import trio
 from outcome import Outcome
 from outcome import acapture as outcome_of
 
-from encfsd import control, mounting, process, stats, volume
+from encfsd import config, control, mounting, options, process, stats, tune, volume
 from encfsd.errors import (
     EncfsdError,
     FilesOpen,
@@ -41,6 +41,7 @@ from encfsd.keys import Secret
 from encfsd.native import check, ffi, lib
 from encfsd.options import MountSettings
 from encfsd.process import Report
+from encfsd.progress import Progress
 from encfsd.requests import Requests
 from encfsd.source import Source
 from encfsd.systemd import Notifier
@@ -114,6 +115,8 @@ class Daemon:
         self._notifier = notifier
         self._failure: EncfsdError | None = None
         self._serving = False
+        self._tuning = trio.Lock()  # also held while the volume is closed
+        self._origins = dict(settings.origins)
         self._transport: _Transport | None = None
         self._opcodes: stats.Json = {}  # of a transport that has ended
 
@@ -127,7 +130,11 @@ class Daemon:
         self._notifier.status("Unlocking the volume")
         opened = await self._in_thread(functools.partial(self._open, source, secret))
         try:
-            server = control.Server(self._point, functools.partial(self._counters, opened))
+            server = control.Server(
+                self._point,
+                functools.partial(self._counters, opened),
+                functools.partial(self._tune, opened),
+            )
         except EncfsdError as error:
             self._fail(error)
             await self._close(opened)
@@ -157,13 +164,14 @@ class Daemon:
 
     def _open(self, source: Source, secret: Secret) -> Volume:
         settings = self._settings
-        with secret:
+        with secret, Progress(sys.stderr, "preallocating") as progress:
             opened = volume.open_to_serve(
                 source,
                 settings.volume,
                 secret,
                 read_only=settings.flags.read_only,
                 free_list=settings.free_list,
+                progress=progress.update,
             )
         if opened.recovered or opened.orphans:
             _log.info(
@@ -175,10 +183,11 @@ class Daemon:
 
     async def _close(self, opened: Volume) -> None:
         self._notifier.stopping("Making the last changes durable")
-        _log_lines(opened)
-        counters = self._counters(opened)
         try:
-            await self._in_thread(opened.close)
+            async with self._tuning:
+                _log_lines(opened)
+                counters = self._counters(opened)
+                await self._in_thread(opened.close)
         except EncfsdError as error:
             self._fail(error)
         else:
@@ -186,7 +195,29 @@ class Daemon:
 
     def _counters(self, opened: Volume) -> stats.Json:
         opcodes = self._opcodes if self._transport is None else self._transport.counters()
-        return {**stats.of_volume(opened.handle), "opcodes": opcodes}
+        counted = stats.of_volume(opened.handle)
+        limits = config.in_effect(self._origins, counted["pool"]["capacity_bytes"])
+        return {**counted, "opcodes": opcodes, "limits": limits}
+
+    async def _tune(self, opened: Volume, size: str) -> control.Json:
+        """Resize the free list, off the event loop: touching so much memory takes long."""
+        async with self._tuning:
+            if opened.handle == ffi.NULL:
+                return {"error": "the volume is being closed"}
+            try:
+                return await trio.to_thread.run_sync(self._resize, opened, size)
+            except EncfsdError as error:
+                return {"exit_code": int(error.exit_code), "message": str(error)}
+
+    def _resize(self, opened: Volume, size: str) -> control.Json:
+        name = tune.FREE_LIST
+        before = stats.of_volume(opened.handle)["pool"]
+        opened.resize_free_list(options.free_list_size(size, name), f"{name}={size}")
+        after = stats.of_volume(opened.handle)["pool"]
+        self._origins[config.FREE_LIST] = "encfsd tune"
+        message = tune.outcome(before, after)
+        _log.info("%s", message)
+        return {"exit_code": 0, "message": message}
 
     async def _in_thread(self, function: Callable[[], _T]) -> _T:
         """Run something long in a thread; keep the service manager patient meanwhile."""

@@ -126,6 +126,13 @@ class UsageError(EncfsdError):
     remedy = "see 'encfsd --help'"
 
 
+class ConfigRefused(UsageError):
+    """A configuration file that cannot be used: its contents, or who could have written them."""
+
+    wrong = "not usable as configuration"
+    remedy = "correct it; encfsd(1) shows what it may say"
+
+
 # The volume as it lies in the backing directory
 
 

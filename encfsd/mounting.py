@@ -91,6 +91,15 @@ def mounted_at(point: str) -> MountEntry | None:
     return found[-1] if found else None
 
 
+def mounted_from(source: str) -> MountEntry | None:
+    """Return the mount of the volume in `source`, if this process can see one."""
+    wanted = os.path.realpath(source)
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mountinfo:
+        entries = [entry for entry in _parse(mountinfo) if entry.type == TYPE]
+    found = [entry for entry in entries if os.path.realpath(entry.source) == wanted]
+    return found[-1] if found else None
+
+
 def resolve(path: str) -> str:
     """Return the absolute path without links. The last part is not touched: it may be dead."""
     head, tail = os.path.split(os.path.abspath(path))

@@ -1,14 +1,16 @@
 """What a command was told, parsed and frozen: sizes, mount options, settings of a mount.
 
-Everything here is pure but for `memory_limit`, which asks the kernel how much memory there is.
+Everything here is pure but for `memory_limit` and `largest_free_list`, which ask the kernel how
+much memory there is.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+import resource
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -71,15 +73,29 @@ def _control_group_limits() -> Iterator[int]:
                 yield int(text)
 
 
-def free_list_size(text: str) -> int:
-    """Return the bytes of ``--free-list=TEXT``; FreeListTooLarge if they cannot all be had."""
+def free_list_size(text: str, name: str = "--free-list") -> int:
+    """Return the bytes of ``NAME=TEXT``; FreeListTooLarge if they cannot all be had."""
     limit = memory_limit()
-    size = parse_size(text, limit)
+    try:
+        size = parse_size(text, limit)
+    except UsageError as error:
+        raise UsageError(f"{name}={text}", error.detail) from None
     if size > limit:
         raise FreeListTooLarge(
-            f"--free-list={text}", f"{format_size(limit)} is all this process may use"
+            f"{name}={text}", f"{format_size(limit)} is all this process may use"
         )
     return size
+
+
+def largest_free_list() -> int:
+    """Return for how much a mount should reserve address space, so that its list can grow.
+
+    Reserving costs nothing but that: as much as the machine has, though a control group may allow
+    less now; half of what there is where address space itself is limited.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return machine if space == resource.RLIM_INFINITY else min(machine, space // 2)
 
 
 @dataclass(frozen=True)
@@ -153,20 +169,48 @@ class VolumeSettings:
     crypto: str = "auto"
 
 
+# As --pool-strategy and --free-list-overflow name them, in the order of the enums of _pool.h.
+POOL_STRATEGIES = ("pooling", "pooling-cow", "malloc")
+OVERFLOW_POLICIES = ("malloc", "wait", "evict-only")
+DEFAULT_STRATEGY = "pooling"  # docs/decisions/0003-node-pool.md
+DEFAULT_OVERFLOW = "malloc"
+
+
+@dataclass(frozen=True)
+class FreeListSettings:
+    """Memory for nodes: struct pool_options."""
+
+    size: int = 0  # bytes; 0: only the reserve
+    max_size: int = 0  # for which address space is reserved
+    strategy: str = DEFAULT_STRATEGY
+    overflow: str = DEFAULT_OVERFLOW
+    prefault: bool = False
+    hugepages: bool = False
+    lock: bool = False
+
+    def __post_init__(self) -> None:
+        if self.lock and self.strategy == "malloc":
+            raise UsageError("--free-list-lock", "not with --pool-strategy=malloc")
+
+
+ONLY_RESERVE = FreeListSettings()
+
+
 @dataclass(frozen=True)
 class MountSettings:
     """Everything the daemon needs beside the secret."""
 
     volume: VolumeSettings
     mount_point: str
-    free_list: int = 0
+    free_list: FreeListSettings = ONLY_RESERVE
     flags: MountFlags = MountFlags()
     log_file: str | None = None
+    origins: Mapping[str, str] = field(default_factory=dict)  # of each limit, see config.py
 
 
 CRYPTO_BACKENDS = ("auto", "openssl", "ipsec-mb")
 DEFAULT_FREE_LIST = "5%"
 
 assert {name for words in _FLAG_WORDS.values() for name in words} == {  # noqa: S101
-    field.name for field in fields(MountFlags)
+    flag.name for flag in fields(MountFlags)
 }

@@ -10,18 +10,23 @@ import os
 import resource
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from encfsd.errors import EncfsdError, Exit, LogFileRefused
+from encfsd.config import Limit, format_limit, number_of
+from encfsd.errors import EncfsdError, Exit, LogFileRefused, NoPermission
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_IO_FLUSHER = 57
 _SYSLOG = "/dev/log"
 
 
-def protect_secrets() -> None:
-    """Leave no core dump and let nobody of the same user look in; call before reading a secret."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def protect_secrets(core: Limit | None = (0, 0)) -> None:
+    """Leave no core dump and let nobody of the same user look in; call before reading a secret.
+
+    `core`: RLIMIT_CORE, None to leave it alone; whatever it is, the kernel dumps no such process.
+    """
+    if core is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, core)
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -30,10 +35,18 @@ def promise_to_flush() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_IO_FLUSHER, 1, 0, 0, 0)
 
 
-def raise_descriptor_limit() -> None:
-    """Allow as many open files as there may be: each file in use needs one in `src`."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def set_limits(limits: Mapping[str, Limit]) -> None:
+    """Set limits of this process and of what it starts; NoPermission names one that is refused."""
+    for name, limit in limits.items():
+        hard = resource.getrlimit(number_of(name))[1]
+        try:
+            resource.setrlimit(number_of(name), limit)
+        except (ValueError, OSError):
+            raise NoPermission(
+                f"{name}={format_limit(limit)}",
+                f"the hard limit of this process is {format_limit((hard, hard))}",
+                f"ask for less, or raise that: 'ulimit -H', or Limit{name}= in the unit",
+            ) from None
 
 
 # Logging
@@ -105,6 +118,14 @@ def report_nothing(error: EncfsdError | None) -> None:
     """Be the report of a process in the foreground."""
 
 
+def _fork() -> int:
+    try:
+        return os.fork()
+    except OSError as error:
+        remedy = "allow this user more processes: NPROC, 'ulimit -u' or LimitNPROC= in the unit"
+        raise NoPermission("daemon", error.strerror or str(error), remedy) from None
+
+
 def go_to_background() -> Report | int:
     """Fork a daemon; call before any thread exists and before the volume is unlocked.
 
@@ -115,14 +136,14 @@ def go_to_background() -> Report | int:
     read_end, write_end = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
+    child = _fork()
     if child != 0:
         os.close(write_end)
         os.waitpid(child, 0)
         return _wait_for_report(read_end)
     os.close(read_end)
     os.setsid()
-    if os.fork() != 0:
+    if _fork() != 0:
         os._exit(0)
     os.chdir("/")
 

@@ -6,9 +6,21 @@ import functools
 from typing import Any
 
 from encfsd.native import ffi, lib
-from encfsd.options import format_size
+from encfsd.options import OVERFLOW_POLICIES, POOL_STRATEGIES, format_size
 
 KINDS = ("data", "tree")  # enum pool_kind
+CLASSES = ("commit", "application", "background")  # enum pool_class
+_POOL_COUNTERS = (
+    "capacity",
+    "capacity_bytes",
+    "max_bytes",
+    "draining",
+    "in_use",
+    "high_water",
+    "refused",
+    "wiped",
+)
+_QUEUE_COUNTERS = ("depth", "high_water", "waits", "expired")
 _KIND_COUNTERS = (
     "takes",
     "gives",
@@ -23,6 +35,8 @@ _KIND_COUNTERS = (
 _VOLUME_COUNTERS = (
     "requests",
     "parked",
+    "bytes_read",
+    "bytes_written",
     "inodes_in_core",
     "dirty_bytes",
     "groups",
@@ -90,6 +104,7 @@ _OPCODES = {
 _OTHER = "other"  # opcodes that the transport does not tell apart
 # Latencies that so many of a thousand requests do not exceed.
 _PERMILLES = {"p50_ns": 500, "p99_ns": 990, "p999_ns": 999}
+_LATENCY_TITLES = ("p50", "p99", "p99.9")
 Json = dict[str, Any]
 
 
@@ -111,22 +126,40 @@ def _bucket_starts() -> list[int]:
     return [int(lib.transport_bucket_ns(i)) for i in range(lib.TRANSPORT_BUCKETS)]
 
 
-def _opcode(counted: Any) -> Json:
-    """Return one struct transport_opcode; `latency`: [from so many ns on, requests] a bucket."""
+@functools.cache
+def _bucket_ends() -> dict[int, int]:
+    """Return where each bucket ends, by its start; the last one has no end."""
     starts = _bucket_starts()
-    filled = [(i, int(count)) for i, count in enumerate(counted.latency) if count]
-    ends = [*starts[1:], starts[-1]]  # the last bucket has none
+    return dict(zip(starts, [*starts[1:], starts[-1]], strict=True))
+
+
+def _histogram(counts: Any) -> list[list[int]]:
+    """Return [from so many ns on, how many] for each bucket that is not empty."""
+    starts = _bucket_starts()
+    return [[starts[i], int(count)] for i, count in enumerate(counts) if count]
+
+
+def percentile(histogram: list[list[int]], permille: int) -> int:
+    """Return a time that `permille` of what a histogram counts did not exceed."""
+    ends = _bucket_ends()
+    return _at_most([(ends[start], count) for start, count in histogram], permille)
+
+
+def _percentiles(histogram: list[list[int]]) -> Json:
+    return {name: percentile(histogram, permille) for name, permille in _PERMILLES.items()}
+
+
+def _opcode(counted: Any) -> Json:
+    """Return one struct transport_opcode; `latency`: its histogram."""
+    latency = _histogram(counted.latency)
     answered = int(counted.native) + int(counted.forwarded)
     return {
         "native": int(counted.native),
         "forwarded": int(counted.forwarded),
         "failed": int(counted.failed),
         "mean_ns": int(counted.total_ns) // answered if answered else 0,
-        **{
-            name: _at_most([(ends[i], count) for i, count in filled], permille)
-            for name, permille in _PERMILLES.items()
-        },
-        "latency": [[starts[i], count] for i, count in filled],
+        **_percentiles(latency),
+        "latency": latency,
     }
 
 
@@ -152,15 +185,32 @@ def of_volume(handle: Any) -> Json:
         "failed": bool(stats.failed),
         **{name: int(getattr(stats, name)) for name in _VOLUME_COUNTERS},
         "pool": {
-            "capacity": int(pool.capacity),
-            "capacity_bytes": int(pool.capacity_bytes),
-            "in_use": int(pool.in_use),
-            "high_water": int(pool.high_water),
+            "strategy": POOL_STRATEGIES[pool.strategy],
+            "overflow": OVERFLOW_POLICIES[pool.overflow],
+            **{name: int(getattr(pool, name)) for name in _POOL_COUNTERS},
+            "queue": _queues(handle),
             **{
                 kind: {name: int(getattr(pool.kind[i], name)) for name in _KIND_COUNTERS}
                 for i, kind in enumerate(KINDS)
             },
         },
+    }
+
+
+def _queues(handle: Any) -> Json:
+    """Return who waits for the free list, by class."""
+    counted = ffi.new("struct pool_queue_stats[]", len(CLASSES))
+    lib.volume_queue_stats(handle, counted)
+    return {name: _queue(counted[i]) for i, name in enumerate(CLASSES)}
+
+
+def _queue(counted: Any) -> Json:
+    wait = _histogram(counted.wait)
+    return {
+        **{name: int(getattr(counted, name)) for name in _QUEUE_COUNTERS},
+        "mean_ns": int(counted.total_ns) // int(counted.waits) if counted.waits else 0,
+        **_percentiles(wait),
+        "wait": wait,
     }
 
 
@@ -193,8 +243,16 @@ def table(counters: Json) -> str:
         f"dirty              {format_size(counters['dirty_bytes'])}",
         f"commits            {counters['groups']} groups, {counters['solo_commits']} single files",
         f"damaged reads      {counters['damaged_reads']}",
+        f"read               {format_size(counters['bytes_read'])}",
+        f"written            {format_size(counters['bytes_written'])}",
         f"free list          {pool['capacity']} slots, {format_size(pool['capacity_bytes'])}",
+        f"  can grow to      {format_size(pool['max_bytes'])}",
+        f"  strategy         {pool['strategy']}; when it is full: {pool['overflow']}",
         f"  in use           {pool['in_use']}, at most {pool['high_water']} so far",
+        f"  draining         {pool['draining']}",
+        f"  refused          {pool['refused']}",
+        "",
+        *_queue_table(pool["queue"]),
         "",
         f"{'nodes':<18} {'data':>20} {'tree':>20}",
     ]
@@ -206,12 +264,25 @@ def table(counters: Json) -> str:
     return "\n".join([*lines, "", *_opcode_table(counters["opcodes"])])
 
 
+def _queue_table(queues: Json) -> list[str]:
+    titles = ("waiting", "at most", "waited", "in vain", "mean", *_LATENCY_TITLES)
+    rows = [["queue", *titles]]
+    for name in CLASSES[1:]:  # commits never wait
+        queue = queues[name]
+        shown = [format_count(queue[key]) for key in _QUEUE_COUNTERS]
+        times = [format_time(queue[key]) for key in ("mean_ns", *_PERMILLES)]
+        rows.append([f"  {name}", *shown, *times])
+    return [f"{row[0]:<15}" + "".join(f"{cell:>8}" for cell in row[1:]) for row in rows]
+
+
 def _opcode_table(opcodes: Json) -> list[str]:
     columns = ("native", "forwarded", "failed", "mean_ns", *_PERMILLES)
-    titles = [name.removesuffix("_ns").replace("p999", "p99.9") for name in columns]
-    rows = [["requests", *titles]]
+    rows = [["requests", "native", "forwarded", "failed", "mean", *_LATENCY_TITLES]]
     for name, op in sorted(opcodes.items(), key=lambda item: -_answered(item[1])):
-        shown = [_time(op[key]) if key.endswith("_ns") else _count(op[key]) for key in columns]
+        shown = [
+            format_time(op[key]) if key.endswith("_ns") else format_count(op[key])
+            for key in columns
+        ]
         rows.append([f"  {name}", *shown])
     return [
         f"{row[0]:<20}"
@@ -224,16 +295,16 @@ def _answered(opcode: Json) -> int:
     return int(opcode["native"]) + int(opcode["forwarded"])
 
 
-def _count(count: int) -> str:
+def format_count(number: int) -> str:
     """Return a number within seven characters."""
     for unit in ("", "k", "M", "G", "T"):
-        if count < 1_000_000:
-            return f"{count}{unit}"
-        count //= 1000
-    return f"{count}P"
+        if number < 1_000_000:
+            return f"{number}{unit}"
+        number //= 1000
+    return f"{number}P"
 
 
-def _time(nanoseconds: int) -> str:
+def format_time(nanoseconds: int) -> str:
     """Return a time for people: three digits, within seven characters."""
     value, unit = nanoseconds / 1000, "us"
     for larger in ("ms", "s"):

@@ -12,7 +12,9 @@ import copy
 import dataclasses
 import errno
 import logging
+import math
 import os
+import resource
 import struct
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -40,7 +42,14 @@ from encfsd.errors import (
 )
 from encfsd.keys import Secret, SlotType, VolumeKey
 from encfsd.native import ffi, lib
-from encfsd.options import VolumeSettings
+from encfsd.options import (
+    ONLY_RESERVE,
+    OVERFLOW_POLICIES,
+    POOL_STRATEGIES,
+    FreeListSettings,
+    VolumeSettings,
+    format_size,
+)
 from encfsd.private_files import UnsafeFileError, open_private
 from encfsd.source import Source
 from encfsd.state import Found, Record, RootId
@@ -94,8 +103,9 @@ def unpack_headers(value: bytes) -> list[HeaderId]:
 class Volume:
     """An open volume: a struct volume *, and what was found when it was opened."""
 
-    def __init__(self, handle: Any, found: Any) -> None:
+    def __init__(self, handle: Any, found: Any, progress: Any = ffi.NULL) -> None:
         self.handle = handle
+        self._progress = progress  # the pool calls it when it is resized
         self.recovered = int(found.recovered_objects)
         self.orphans = int(found.orphans)
         self.root = _root_id(found.root)
@@ -119,6 +129,37 @@ class Volume:
         while lib.volume_next_log_line(self.handle, line, _MESSAGE_SIZE):
             yield ffi.string(line).decode(errors="replace")
 
+    def resize_free_list(self, size: int, thing: str) -> None:
+        """Grow the free list to `size` bytes, or begin to shrink it.
+
+        Raises UsageError, FreeListTooLarge or MemoryNotLocked, about `thing`.
+        """
+        result = lib.volume_resize_free_list(self.handle, size)
+        if result == 0:
+            return
+        if result == -errno.EPERM:
+            raise _list_not_locked(size)
+        stats = self.stats()
+        if result == -errno.EINVAL:
+            each = stats.pool.capacity_bytes / max(stats.pool.capacity, 1)
+            least = math.ceil((each * lib.POOL_RESERVE_NODES + lib.NODE_SIZE) / 1024)
+            detail = "less than the reserve that commits need"
+            raise UsageError(thing, detail, f"{least}K is the least that can be given")
+        if result == -errno.ERANGE:
+            most = format_size(stats.pool.max_bytes)
+            raise FreeListTooLarge(
+                thing,
+                f"address space was reserved at mount for {most}",
+                "choose a smaller size, or mount again with a larger --free-list",
+            )
+        raise FreeListTooLarge(thing, os.strerror(-result), "choose a smaller size")
+
+    def stats(self) -> Any:
+        """Return the struct volume_stats *, which must be kept as long as a part of it is used."""
+        found = ffi.new("struct volume_stats *")
+        lib.volume_stats(self.handle, found)
+        return found
+
     def detach(self) -> Volume:
         """Return another owner of this volume; `close` of this one does nothing then."""
         other = copy.copy(self)
@@ -135,6 +176,16 @@ class Volume:
 def _check(thing: str, result: int) -> None:
     if result < 0:
         raise from_oserror(thing, OSError(-result, os.strerror(-result)))
+
+
+def _list_not_locked(size: int) -> MemoryNotLocked:
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return MemoryNotLocked(
+        "--free-list-lock",
+        f"RLIMIT_MEMLOCK allows {format_size(limit)}, the free list takes {format_size(size)}",
+        "raise the limit with 'ulimit -l', with LimitMEMLOCK= in the unit or with MEMLOCK in the "
+        "configuration, or grant CAP_IPC_LOCK",
+    )
 
 
 def _root_id(record: Any) -> RootId:
@@ -181,7 +232,7 @@ def _fill(source: Source, key: VolumeKey, header: Header, state_fd: int) -> None
     root = _create_object_0(source, key)
     record = Record(1, root, header.id, clean=True)
     state.create(state_fd, key, record)
-    volume = _Opening(source, key, state_fd, read_only=False, free_list=0).open(record)
+    volume = _Opening(source, key, state_fd, read_only=False).open(record)
     try:
         volume.accept_headers({header.id})
     finally:
@@ -199,7 +250,7 @@ def _log_same_device(settings: VolumeSettings, level: int) -> None:
 
 
 def _create_object_0(source: Source, key: VolumeKey) -> RootId:
-    options = _options(source, key, read_only=False, free_list=0)
+    options = _options(source, key, read_only=False)
     record = ffi.new("struct object_record *")
     result = lib.volume_create(options, os.geteuid(), os.getegid(), record)
     _wipe_options(options)
@@ -211,19 +262,28 @@ def _create_object_0(source: Source, key: VolumeKey) -> RootId:
 # Open
 
 
-def _options(source: Source, key: VolumeKey, *, read_only: bool, free_list: int) -> Any:
+def _options(source: Source, key: VolumeKey, *, read_only: bool) -> Any:
     options = ffi.new("struct volume_options *")
     options.src_fd = source.fd
     options.state_fd = -1
     ffi.buffer(options.volume_id)[:] = key.volume_id
     ffi.buffer(options.p)[:] = key.prk
     options.read_only = read_only
-    options.free_list_bytes = free_list
     options.io_threads = IO_THREADS
     options.barrier_threads = BARRIER_THREADS
     options.group_interval_ms = GROUP_INTERVAL_MS
     options.dirty_limit_bytes = DIRTY_LIMIT
     return options
+
+
+def _set_free_list(options: Any, free_list: FreeListSettings) -> None:
+    options.free_list_bytes = free_list.size
+    options.free_list_max_bytes = free_list.max_size
+    options.free_list_strategy = POOL_STRATEGIES.index(free_list.strategy)
+    options.free_list_overflow = OVERFLOW_POLICIES.index(free_list.overflow)
+    options.free_list_prefault = free_list.prefault
+    options.free_list_hugepages = free_list.hugepages
+    options.free_list_lock = free_list.lock
 
 
 def _wipe_options(options: Any) -> None:
@@ -243,13 +303,14 @@ class _Opening:
     key: VolumeKey
     state_fd: int  # the trusted directory
     read_only: bool
-    free_list: int
+    free_list: FreeListSettings = ONLY_RESERVE
+    progress: Any = ffi.NULL  # pool_progress_fn *
 
     def open(self, record: Record | None, accept_root: bytes | None = None) -> Volume:
         """Open the volume, against `record` if there is one."""
-        options = _options(
-            self.source, self.key, read_only=self.read_only, free_list=self.free_list
-        )
+        options = _options(self.source, self.key, read_only=self.read_only)
+        _set_free_list(options, self.free_list)
+        options.free_list_progress = self.progress
         if record is not None:
             options.have_state = True
             options.state_clean = record.clean
@@ -265,7 +326,7 @@ class _Opening:
         if result < 0:
             text = ffi.string(message).decode(errors="replace")
             raise self._refusal(result, found, record, text)
-        return Volume(handle[0], found)
+        return Volume(handle[0], found, self.progress)
 
     @contextlib.contextmanager
     def _state_file(self, options: Any) -> Iterator[None]:
@@ -298,8 +359,10 @@ class _Opening:
         if -result in named:
             return named[-result](where, text)
         if result == -errno.EPERM:
+            if text.startswith("the free list"):
+                return _list_not_locked(self.free_list.size)
             return MemoryNotLocked("keys")
-        if result == -errno.ENOMEM and self.free_list:
+        if result == -errno.ENOMEM and self.free_list.size:
             return FreeListTooLarge("--free-list", text)
         error = from_oserror(where, OSError(-result, os.strerror(-result)))
         return BackingFailed(where, text) if isinstance(error, BackingFailed) else error
@@ -318,7 +381,7 @@ class _Opening:
 
     def _look(self, accept_root: bytes | None, record: Record | None) -> Record:
         """Open the volume without writing anything; return a record of the root found."""
-        looking = _Opening(self.source, self.key, self.state_fd, read_only=True, free_list=0)
+        looking = _Opening(self.source, self.key, self.state_fd, read_only=True)
         try:
             volume = looking.open(None, accept_root)
         except DamagedContents as error:
@@ -384,7 +447,8 @@ def unlocked(
     secret: Secret,
     *,
     read_only: bool,
-    free_list: int = 0,
+    free_list: FreeListSettings = ONLY_RESERVE,
+    progress: Any = ffi.NULL,
 ) -> Iterator[Unlocked]:
     """Unlock and open the volume in a locked `source`; at the end wipe the key and close it.
 
@@ -398,7 +462,7 @@ def unlocked(
     def accepted(key: VolumeKey) -> list[HeaderId]:
         nonlocal record
         record = state.read(state_fd, key)
-        opening = _Opening(source, key, state_fd, read_only, free_list)
+        opening = _Opening(source, key, state_fd, read_only, free_list, progress)
         opened.append(opening.open_fresh(settings, record))
         return opened[0].accepted_headers()
 
@@ -419,16 +483,37 @@ def unlocked(
 
 
 def open_to_serve(
-    source: Source, settings: VolumeSettings, secret: Secret, *, read_only: bool, free_list: int
+    source: Source,
+    settings: VolumeSettings,
+    secret: Secret,
+    *,
+    read_only: bool,
+    free_list: FreeListSettings,
+    progress: Callable[[int, int], None],
 ) -> Volume:
-    """Open a volume for a mount; the caller closes it. Finishes a change of the header first."""
-    with unlocked(source, settings, secret, read_only=read_only, free_list=free_list) as it:
+    """Open a volume for a mount; the caller closes it. Finishes a change of the header first.
+
+    `progress` is told how many bytes of the free list are in memory, of how many.
+    """
+    report = _progress_function(progress) if free_list.prefault else ffi.NULL
+    how = {"read_only": read_only, "free_list": free_list, "progress": report}
+    with unlocked(source, settings, secret, **how) as it:
         if read_only or not it.header_needs_work():
             return it.volume.detach()
         _log.warning("%s: mending the volume header", source.path)
         _replace_header(settings, it, it.header)
-    with unlocked(source, settings, secret, read_only=read_only, free_list=free_list) as it:
+    with unlocked(source, settings, secret, **how) as it:
         return it.volume.detach()
+
+
+def _progress_function(progress: Callable[[int, int], None]) -> Any:
+    """Return a pool_progress_fn *. Whoever gives it to a pool keeps it as long as that."""
+
+    @ffi.callback("pool_progress_fn")  # type: ignore[untyped-decorator]
+    def report(_: Any, done: int, total: int) -> None:
+        progress(done, total)
+
+    return report
 
 
 # Verify

@@ -20,6 +20,8 @@ COMMANDS = (
     ["mount"],
     ["umount"],
     ["stats"],
+    ["top"],
+    ["tune"],
     ["info"],
     ["verify"],
     ["key", "list"],

@@ -37,12 +37,16 @@ def ask(*lines: bytes) -> list[object]:
     return answers
 
 
+async def tune(size: str) -> control.Json:
+    return {"exit_code": 0, "message": size}
+
+
 def with_server(stats: Callable[[], control.Json], client: Callable[[], object]) -> object:
     """Run `client` in a thread while a server answers; then end the server with a failure."""
     result: list[object] = []
 
     async def main() -> None:
-        with control.Server(POINT, stats) as server:
+        with control.Server(POINT, stats, tune) as server:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(server.serve)
                 result.append(await trio.to_thread.run_sync(client))
@@ -56,10 +60,17 @@ def with_server(stats: Callable[[], control.Json], client: Callable[[], object])
 def test_answers(run_directory: Path) -> None:
     answers = with_server(
         lambda: {"requests": 7},
-        lambda: ask(b'{"command":"stats"}\n', b"nonsense\n", b"[1]\n", b'{"command":"fly"}\n'),
+        lambda: ask(
+            b'{"command":"stats"}\n',
+            b'{"command":"tune","free-list":"4G"}\n',
+            b"nonsense\n",
+            b"[1]\n",
+            b'{"command":"fly"}\n',
+        ),
     )
     assert answers == [
         {"requests": 7},
+        {"exit_code": 0, "message": "4G"},
         {"error": "not a command"},
         {"error": "not a command"},
         {"error": "unknown command"},
@@ -85,7 +96,7 @@ def test_a_failing_answer_ends_the_connection_only(caplog: pytest.LogCaptureFixt
 def test_who_waits_is_told_the_end() -> None:
     async def main() -> None:
         answers: list[object] = []
-        with control.Server(POINT, dict) as server:
+        with control.Server(POINT, dict, tune) as server:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(server.serve)
 
@@ -122,8 +133,8 @@ def test_a_socket_goes_only_if_nobody_listens() -> None:
 
 def test_the_socket_of_a_successor_is_left_alone() -> None:
     async def main() -> None:
-        with control.Server(POINT, dict):
-            successor = control.Server(POINT, dict)
+        with control.Server(POINT, dict, tune):
+            successor = control.Server(POINT, dict, tune)
         assert control.socket_path(POINT, os.geteuid()).exists()
         with successor:
             pass

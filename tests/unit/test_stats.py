@@ -14,10 +14,12 @@ COUNTERS: stats.Json = {
     "failed": False,
     **dict.fromkeys(stats._VOLUME_COUNTERS, 3),
     "pool": {
+        **dict.fromkeys(stats._POOL_COUNTERS, 7),
+        "strategy": "pooling-cow",
+        "overflow": "evict-only",
         "capacity": 100,
         "capacity_bytes": 409600,
-        "in_use": 1,
-        "high_water": 2,
+        "queue": dict.fromkeys(stats.CLASSES, stats._queue(ffi.new("struct pool_queue_stats *"))),
         "data": KIND,
         "tree": KIND,
     },
@@ -78,13 +80,13 @@ def test_the_table_fits_whatever_was_counted() -> None:
 
 
 def test_numbers_and_times_for_people() -> None:
-    assert [stats._count(n) for n in (0, 999_999, 1_234_567, 1 << 40)] == [
+    assert [stats.format_count(n) for n in (0, 999_999, 1_234_567, 1 << 40)] == [
         "0",
         "999999",
         "1234k",
         "1099G",
     ]
-    assert [stats._time(n) for n in (0, 850, 12_340, 5_000_000, 2_500_000_000)] == [
+    assert [stats.format_time(n) for n in (0, 850, 12_340, 5_000_000, 2_500_000_000)] == [
         "0.0 us",
         "0.8 us",
         "12.3 us",
