@@ -35,6 +35,7 @@ from encfsd import (
     volume,
     volume_header,
 )
+from encfsd.config import Limits
 from encfsd.control import Client, Json, run_directory
 from encfsd.errors import (
     DaemonGone,
@@ -208,12 +209,11 @@ def _mount(args: argparse.Namespace) -> int:
     from encfsd.daemon import Daemon  # noqa: PLC0415
     from encfsd.systemd import Notifier  # noqa: PLC0415
 
-    # Before the limits are set: they may forbid to look.
     limits = config.resolve(config.read(args.config, args.source), args.free_list, os.environ)
     settings = MountSettings(
         volume=_volume_settings(args),
         mount_point=mounting.resolve(args.mount_point),
-        free_list=_free_list_settings(args, limits.free_list),
+        free_list=_free_list_settings(args, limits),
         flags=options.parse_mount_flags(args.options, root=os.geteuid() == 0),
         log_file=args.log_file,
         origins=limits.origins,
@@ -252,10 +252,10 @@ def _mount(args: argparse.Namespace) -> int:
     raise failure
 
 
-def _free_list_settings(args: argparse.Namespace, size: int) -> FreeListSettings:
+def _free_list_settings(args: argparse.Namespace, limits: Limits) -> FreeListSettings:
     return FreeListSettings(
-        size=size,
-        max_size=options.largest_free_list(),
+        size=limits.free_list,
+        max_size=options.largest_free_list(limits.soft("AS")),
         strategy=args.pool_strategy,
         overflow=args.free_list_overflow,
         prefault=args.free_list_prefault,

@@ -58,6 +58,10 @@ class Limits:
     rlimits: Mapping[str, Limit]
     origins: Mapping[str, str]
 
+    def soft(self, name: str) -> int:
+        """Return the soft limit that will be in effect."""
+        return (self.rlimits.get(name) or resource.getrlimit(number_of(name)))[0]
+
 
 # ---- which file ----
 

@@ -87,15 +87,15 @@ def free_list_size(text: str, name: str = "--free-list") -> int:
     return size
 
 
-def largest_free_list() -> int:
+def largest_free_list(address_space: int) -> int:
     """Return for how much a mount should reserve address space, so that its list can grow.
 
     Reserving costs nothing but that: as much as the machine has, though a control group may allow
-    less now; half of what there is where address space itself is limited.
+    less now; half of `address_space` (a soft limit as setrlimit(2) takes it) if there is one.
     """
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return machine if space == resource.RLIM_INFINITY else min(machine, space // 2)
+    unlimited = address_space == resource.RLIM_INFINITY
+    return machine if unlimited else min(machine, address_space // 2)
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,8 @@ def test_which_limits_are_set_and_which_are_inherited() -> None:
     passed = Config("FILE", {"NOFILE": Entry(None), "CORE": Entry(None), "AS": Entry("8T")})
     found = config.resolve(passed, None, {})
     assert found.rlimits == {"AS": (8 << 40, 8 << 40)}
+    assert found.soft("AS") == 8 << 40
+    assert found.soft("NOFILE") == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert (found.origins["NOFILE"], found.origins["AS"]) == (ENVIRONMENT, "FILE")
     shown = config.planned(found)
     assert shown["AS"] == {"value": str(8 << 40), "origin": "FILE"}

@@ -1,6 +1,7 @@
 """Sizes, mount options and identifiers as users write them."""
 
 import os
+import resource
 
 import pytest
 
@@ -57,6 +58,13 @@ def test_sizes_for_people(size: int, text: str) -> None:
 def test_memory_limit_is_not_more_than_the_machine_has() -> None:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < options.memory_limit() <= total
+
+
+def test_address_space_is_reserved_for_all_memory_unless_that_is_limited() -> None:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert options.largest_free_list(resource.RLIM_INFINITY) == total
+    assert options.largest_free_list(1 << 50) == total
+    assert options.largest_free_list(64 << 20) == 32 << 20
 
 
 def test_free_list_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
