@@ -1,6 +1,5 @@
 """What an operator can choose about the free list and the limits, on real mounts."""
 
-import json
 import os
 import pty
 import re
@@ -13,17 +12,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from encfsd import options
 from encfsd.config import FREE_LIST
+from encfsd.control import Client, Json
 from encfsd.errors import Exit
 from tests.mount.harness import ENCFSD, Mount, Volume, device_of, run, unprivileged
 
 ROOT = os.geteuid() == 0
-# Writes files of 4 MiB over and over, and checks each that it reads back, until `stop` exists.
+# Writes files of 4 MiB over and over, and checks what it reads back, until `stop` exists.
 WRITER = """
 import hashlib, os
 rounds = 0
@@ -36,13 +35,21 @@ while not os.path.exists('stop') or rounds < 2:
     with open(f'f{rounds % 2}', 'rb') as file:
         assert hashlib.sha256(file.read()).digest() == hashlib.sha256(data).digest()
     rounds += 1
-print(rounds)
+    print(rounds, flush=True)
 """
 
 
-def counters(volume: Volume) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(volume.encfsd("stats", "--json", volume.point).stdout)
-    return found
+def ask(volume: Volume, command: str, **arguments: str) -> Json:
+    """Ask the daemon without a process for that; the mount itself is not touched."""
+    with Client(str(volume.point)) as client:
+        client.send(command, **arguments)
+        answer = client.receive(60)
+    assert answer is not None
+    return answer
+
+
+def counters(volume: Volume) -> Json:
+    return ask(volume, "stats")
 
 
 def use(volume: Volume) -> None:
@@ -157,21 +164,17 @@ def test_tuning_under_load(volume: Volume) -> None:
         command = [sys.executable, "-I", "-c", WRITER]
         enter = ["/bin/sh", "-c", 'cd -- "$0" && exec "$@"', str(volume.point)]
         writer = subprocess.Popen([*enter, *command], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
         try:
-            for size, how in (
-                ("64M", "grown"),
-                ("3M", "shrunk"),
-                ("32M", "grown"),
-                ("8M", "shrunk"),
-            ):
-                told = volume.encfsd("tune", volume.point, f"free-list={size}").stdout
-                assert re.fullmatch(rf"free list {how} from \S+ MiB to \S+ MiB(; .*)?\n", told), (
-                    told
-                )
+            sizes = {"64M": "grown", "3M": "shrunk", "32M": "grown", "8M": "shrunk"}
+            for size, how in sizes.items():
+                assert writer.stdout.readline()
+                told = ask(volume, "tune", **{"free-list": size})["message"]
+                assert re.fullmatch(rf"free list {how} from \S+ MiB to \S+ MiB(; .*)?", told), told
                 assert counters(volume)["pool"]["capacity_bytes"] <= options.parse_size(size, 0)
             run(["touch", "stop"], cwd=volume.point)
-            output, _ = writer.communicate(timeout=60)
-            assert writer.returncode == 0 and int(output) >= 2
+            writer.communicate(timeout=60)
+            assert writer.returncode == 0
         finally:
             writer.kill()
             writer.wait()
