@@ -49,39 +49,66 @@ static uint64_t active_epoch_of(const struct volume *v, uint64_t ino)
     return 0;
 }
 
-/* Opens the object at the recorded root. Inode lock held; blocks. */
-static int open_object(struct volume *v, struct inode *inode)
+/* Opening and creating wait for the disk, which must not be done under an inode's lock: whoever only wants its attributes would wait,
+ * too, even while holding the namespace mutex. So it is done under one of these. Comes before inode locks. */
+static pthread_mutex_t *opening_lock(struct volume *v, const struct inode *inode) { return &v->opening[inode->ino % OPENING_LOCKS]; }
+
+/* Inode lock held; let go until the opening lock is held, too. */
+static void begin_opening(struct volume *v, struct inode *inode)
+{
+    pthread_mutex_unlock(&inode->lock);
+    pthread_mutex_lock(opening_lock(v, inode));
+    pthread_mutex_lock(&inode->lock);
+}
+
+static void end_opening(struct volume *v, struct inode *inode) { pthread_mutex_unlock(opening_lock(v, inode)); }
+
+/* Opening lock and inode lock held; the latter is let go meanwhile. Nobody else changes id and record of an inode whose object is closed. */
+static int open_recorded(struct volume *v, struct inode *inode)
 {
     uint64_t active_epoch = active_epoch_of(v, inode->ino);
-    struct object_record adopted;
+    struct object_record adopted, record = inode->record;
+    struct object *o;
     int rc;
 
-    if (inode->object)
-        return 0;
     if (active_epoch && !v->options.read_only)
         return -EIO;
     rc = inode_need_work(inode);
     if (rc)
         return rc;
+    pthread_mutex_unlock(&inode->lock);
     if (active_epoch)
-        rc = object_recover(&inode->object, &v->env, inode->object_id, &inode->record, active_epoch, &adopted);
+        rc = object_recover(&o, &v->env, inode->object_id, &record, active_epoch, &adopted);
     else
-        rc = object_open(&inode->object, &v->env, inode->object_id, &inode->record);
+        rc = object_open(&o, &v->env, inode->object_id, &record);
+    pthread_mutex_lock(&inode->lock);
+    if (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM)
+        return rc;
     if (rc) {
-        inode->object = NULL;
-        if (rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM)
-            return rc;
         tell_damage(v, inode, rc == -ENOENT ? "its backing file is missing" : "its backing file is damaged or replaced");
         return -EIO;
     }
+    inode->object = o;
     if (active_epoch) {
         take_object_attr(inode);
     } else {
-        object_pin_root(inode->object, &inode->record);
-        inode->work->pin = inode->record;
+        object_pin_root(o, &record);
+        inode->work->pin = record;
         inode->work->pinned = true;
     }
     return 0;
+}
+
+/* Opens the object at the recorded root. Inode lock held; let go meanwhile. Blocks. */
+static int open_object(struct volume *v, struct inode *inode)
+{
+    int rc = 0;
+
+    begin_opening(v, inode);
+    if (!inode->object)
+        rc = open_recorded(v, inode);
+    end_opening(v, inode);
+    return rc;
 }
 
 /* What an operation wants of a file. */
@@ -170,7 +197,7 @@ int file_object(struct volume *v, struct inode *inode, struct object **object)
     int rc = 0;
 
     pthread_mutex_lock(&inode->lock);
-    if (has_object(inode))
+    if (has_object(inode) && !inode->object)
         rc = open_object(v, inode);
     *object = rc ? NULL : inode->object;
     pthread_mutex_unlock(&inode->lock);
@@ -198,25 +225,35 @@ ssize_t file_read(struct volume *v, uint64_t ino, void *buffer, size_t size, uin
     return n;
 }
 
-/* Moves the contents of the row into a new object. The row keeps them until the object has a durable record. Inode lock held. */
-static int move_to_object(struct volume *v, struct inode *inode)
+/* Opening lock held, inode lock not. An object under a fresh id, without contents. */
+static int create_object(struct volume *v, uint8_t id[ID_SIZE], struct object **o)
+{
+    int rc = random_bytes(id, ID_SIZE);
+    return rc ? rc : object_create(o, &v->env, id);
+}
+
+/* Copies the contents of the row. Inode lock held: so it does not wait, unless there is no room for dirty nodes. */
+static int fill_object(struct object *o, const struct inode *inode)
+{
+    int rc = inode->attr.size ? object_write(o, inode->content, inode->attr.size, 0, OBJECT_NOWAIT) : 0;
+    return rc == -EAGAIN ? object_write(o, inode->content, inode->attr.size, 0, 0) : rc;
+}
+
+/* Opening lock and inode lock held; the latter is let go meanwhile. */
+static int leave_row(struct volume *v, struct inode *inode)
 {
     uint8_t id[ID_SIZE];
     struct object *o;
-    int rc;
+    int rc = inode_need_work(inode);
 
-    room_for_object(v, inode, CHANGE);
-    if (has_object(inode))                      /* somebody else was faster */
-        return open_object(v, inode);
-    rc = inode_need_work(inode);
-    if (!rc)
-        rc = random_bytes(id, ID_SIZE);
-    if (!rc)
-        rc = object_create(&o, &v->env, id);
     if (rc)
         return rc;
-    if (inode->attr.size)
-        rc = object_write(o, inode->content, inode->attr.size, 0, 0);
+    pthread_mutex_unlock(&inode->lock);
+    rc = create_object(v, id, &o);
+    pthread_mutex_lock(&inode->lock);
+    if (rc)
+        return rc;
+    rc = fill_object(o, inode);
     if (rc) {
         object_close(o);
         blockdir_remove(v->dir, id);
@@ -229,6 +266,22 @@ static int move_to_object(struct volume *v, struct inode *inode)
     inode->content = NULL;
     inode->content_dirty = false;
     return 0;
+}
+
+/* Moves the contents of the row into a new object. The row keeps them until the object has a durable record. Inode lock held; let go
+ * meanwhile. */
+static int move_to_object(struct volume *v, struct inode *inode)
+{
+    int rc = 0;
+
+    room_for_object(v, inode, CHANGE);
+    begin_opening(v, inode);
+    if (!has_object(inode))                     /* else somebody was faster */
+        rc = leave_row(v, inode);
+    else if (!inode->object)
+        rc = open_recorded(v, inode);
+    end_opening(v, inode);
+    return rc;
 }
 
 /* The next full group will write the contents into the row; until then they need room. */

@@ -216,8 +216,12 @@ static struct message *carry_out(struct reader *r, struct message *m)
     }
     next = message_take(t);
     if (next == NULL) {                 /* better slow than not at all */
+        bool away = go_away(r);
+
         request_carry_out(t->volume, &m->request);
         native_reply(m);
+        if (away)
+            come_back(r);
         return m;
     }
     note_in_flight(t, 1);

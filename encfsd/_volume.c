@@ -91,6 +91,8 @@ static int open_base(struct volume *v, const struct volume_options *options, cha
     pthread_mutex_init(&v->log.mutex, NULL);
     pthread_mutex_init(&v->space.mutex, NULL);
     pthread_mutex_init(&v->completions.mutex, NULL);
+    for (int i = 0; i < OPENING_LOCKS; i++)
+        pthread_mutex_init(&v->opening[i], NULL);
     v->max_open_objects = descriptor_limit();
     rc = blockdir_open(&v->dir, options->src_fd, options->read_only);
     if (rc)
@@ -164,6 +166,8 @@ static void volume_free(struct volume *v)
     pthread_mutex_destroy(&v->log.mutex);
     pthread_mutex_destroy(&v->space.mutex);
     pthread_mutex_destroy(&v->completions.mutex);
+    for (int i = 0; i < OPENING_LOCKS; i++)
+        pthread_mutex_destroy(&v->opening[i]);
     free(v);
 }
 

@@ -12,7 +12,7 @@
 #include "_volume.h"
 #include "_workers.h"
 
-enum { LOG_LINES = 64, LOG_LINE_SIZE = 256 };
+enum { LOG_LINES = 64, LOG_LINE_SIZE = 256, OPENING_LOCKS = 61 };
 
 /* Log lines wait here until the control plane fetches them; the oldest are dropped when it does not. */
 struct log_queue {
@@ -85,6 +85,7 @@ struct volume {
     struct space space;
     struct state_file state;
     struct completion_queue completions;
+    pthread_mutex_t opening[OPENING_LOCKS];     /* of the inodes with that remainder: opening and creating their objects (_file.c) */
 };
 
 /* _log.c: printf-like; never pass a name, a path or a key. */
