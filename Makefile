@@ -111,6 +111,12 @@ bench-core: build ## Measure the core and the namespace beside their limits
 	$(call locked,build-bench,bench-drivers)
 	$(BIN)/python bench/core.py $(BENCH)
 
+.PHONY: bench-pool
+bench-pool: build ## Measure the strategies of the node pool: take and give, RocksDB, CPU time
+	$(call locked,build-bench,bench-drivers)
+	$(BIN)/python bench/pool.py
+	$(BIN)/python bench/rocksdb_compaction.py $(BENCH)
+
 # As a wheel is built, which is what users run.
 .PHONY: bench-drivers
 bench-drivers:

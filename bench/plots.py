@@ -156,25 +156,39 @@ def beside(unit: str, rows: list[Beside]) -> str:
 
 def curves(unit: str, along: str, lines: Mapping[str, list[tuple[float, float]]]) -> str:
     """Draw how a value goes on, a line for each candidate."""
-    left, bottom, top = 60, 370, 60
-    points = [point for line in lines.values() for point in line]
-    end = max(at for at, _ in points)
-    y = _Scale((value for _, value in points), bottom, top)
+    return stacked(along, {unit: lines}, 310)
+
+
+def stacked(
+    along: str, panels: Mapping[str, Mapping[str, list[tuple[float, float]]]], tall: int = 220
+) -> str:
+    """Draw how values go on, one above the other on the same axis; a panel's name is its unit."""
+    left, top = 60, 60
+    names = _names(panels.values())
+    end = max(at for lines in panels.values() for line in lines.values() for at, _ in line)
 
     def x(at: float) -> float:
         return left + (WIDTH - left - 20) * at / end
 
-    names = list(lines)
-    body = [*_legend(names, 16), _text(left, 40, unit)]
-    for tick in y.ticks():
-        body.append(_line(left, y(tick), WIDTH - 20, y(tick), 'class="grid"'))
-        body.append(_text(left - 6, y(tick) + 4, f"{tick:g}", 'class="dim" text-anchor="end"'))
+    body = _legend(names, 16)
+    for unit, lines in panels.items():
+        bottom = top + tall
+        y = _Scale((value for line in lines.values() for _, value in line), bottom, top)
+        body.append(_text(left, top - 20, unit))
+        for tick in y.ticks():
+            body.append(_line(left, y(tick), WIDTH - 20, y(tick), 'class="grid"'))
+            label = _text(left - 6, y(tick) + 4, f"{tick:g}", 'class="dim" text-anchor="end"')
+            body.append(label)
+        for name, line in lines.items():
+            colour = COLOURS[names.index(name) % len(COLOURS)]
+            path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in line)
+            stroke = f'stroke="{colour}" stroke-width="1.5"'
+            body.append(f'<polyline points="{path}" fill="none" {stroke}/>')
+        top = bottom + 50
+    bottom = top - 50
     body += [
-        _text(x(at), bottom + 18, f"{at:g}", 'text-anchor="end"')
+        _text(x(at), bottom + 18, f"{at:.0f}" if at >= 10 else f"{at:g}", 'text-anchor="end"')
         for at in (end / 4, end / 2, end * 3 / 4, end)
     ]
     body.append(_text(left, bottom + 18, along))
-    for name, colour in zip(names, COLOURS, strict=False):
-        path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in lines[name])
-        body.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
     return _page(bottom + 30, body)

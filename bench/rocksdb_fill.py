@@ -1,0 +1,78 @@
+"""Fill a new RocksDB database on a mount in batches of 50 puts, and count misses meanwhile.
+
+    rocksdb_fill.py MNT DIRECTORY BATCHES
+
+Prints JSON: `points`, one for each 50 batches (MiB put, microseconds of a batch, misses of the free
+list so far), and what RocksDB says of its compactions. Without sync. What the counters cost is not
+in the time of a batch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+
+from demo import BATCH, VALUE_SIZE, key_of, options, value_of
+from rocksdict import Rdict, WriteBatch
+
+from encfsd.control import Client
+
+TOGETHER = 50
+ANSWER = 20.0  # seconds that the daemon may take for one
+KINDS = ("data", "tree")
+
+
+def misses(mount: str) -> int:
+    """Return what `encfsd stats --json` tells, without starting a program for it."""
+    with Client(mount) as client:
+        client.send("stats")
+        counters = client.receive(ANSWER)
+    if counters is None:
+        sys.exit(f"{mount}: no answer")
+    return sum(int(counters["pool"][kind]["misses"]) for kind in KINDS)
+
+
+def figure(pattern: str, text: str) -> float:
+    """Return a figure of RocksDB's report."""
+    found = re.search(pattern, text, re.MULTILINE)
+    if found is None:
+        sys.exit(f"RocksDB does not report {pattern}")
+    return float(found[1])
+
+
+def main() -> None:
+    """Fill it."""
+    mount, directory, batches = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    database = Rdict(directory, options())
+    record_size = len(key_of(0)) + VALUE_SIZE
+    points = []
+    spent = all_spent = 0.0
+    for number in range(batches):
+        batch = WriteBatch(raw_mode=True)
+        for record in range(number * BATCH, (number + 1) * BATCH):
+            batch.put(key_of(record), value_of(record))
+        before = time.perf_counter()
+        database.write(batch)
+        spent += time.perf_counter() - before
+        if (number + 1) % TOGETHER == 0:
+            mib = (number + 1) * BATCH * record_size / (1 << 20)
+            us = spent / TOGETHER * 1e6
+            points.append({"mib": round(mib, 2), "us": round(us, 1), "misses": misses(mount)})
+            all_spent += spent
+            spent = 0.0
+    report = database.property_value("rocksdb.stats") or ""
+    database.close()
+    answer = {
+        "points": points,
+        "misses": misses(mount),
+        "batches_s": all_spent,
+        "compaction_s": figure(r"^Cumulative compaction: .*?([0-9.]+) seconds", report),
+        "write_amplification": figure(r"^ Sum " + r"\s+\S+" * 10 + r"\s+([0-9.]+)", report),
+    }
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
