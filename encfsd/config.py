@@ -31,6 +31,7 @@ COMMAND_LINE, ENVIRONMENT, DEFAULT = "command line", "environment", "default"
 
 _NAMES = (*RLIMITS, FREE_LIST)
 _UNLIMITED = "unlimited"
+_FEWEST_FILES = 64  # for what the daemon itself has open
 _MAX_SIZE = 1 << 16
 _LARGEST = (1 << 63) - 1
 
@@ -175,13 +176,20 @@ def _entry(name: str, said: Any) -> Entry:
     if not isinstance(said, str):
         raise UsageError(name, f'must be text: "{said}"' if _is_number(said) else "must be text")
     try:
-        if name == FREE_LIST:
-            options.parse_size(said, 0)
-        else:
-            parse_limit(said)
+        _check(name, said)
     except UsageError as error:
         raise UsageError(name, f'"{said}" is {error.detail}') from None
     return Entry(said)
+
+
+def _check(name: str, said: str) -> None:
+    """Raise UsageError if this is no value for `name`."""
+    if name == FREE_LIST:
+        options.parse_size(said, 0)
+        return
+    soft, _ = parse_limit(said)
+    if name == "NOFILE" and _is_more(_FEWEST_FILES, soft):
+        raise UsageError(said, f"too low: the daemon itself needs {_FEWEST_FILES}")
 
 
 def _is_number(said: Any) -> bool:

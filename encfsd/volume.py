@@ -31,6 +31,7 @@ from encfsd.errors import (
     InternalError,
     MemoryNotLocked,
     NewerFormat,
+    NoPermission,
     NoRecord,
     OlderThanRecord,
     RootNotFound,
@@ -358,14 +359,23 @@ class _Opening:
         }
         if -result in named:
             return named[-result](where, text)
+        error = self._limit_met(result, text)
+        if error is None:
+            error = from_oserror(where, OSError(-result, os.strerror(-result)))
+        return BackingFailed(where, text) if isinstance(error, BackingFailed) else error
+
+    def _limit_met(self, result: int, text: str) -> EncfsdError | None:
+        """Return what to say if this process may not have as much of something as it needs."""
         if result == -errno.EPERM:
             if text.startswith("the free list"):
                 return _list_not_locked(self.free_list.size)
             return MemoryNotLocked("keys")
+        if result == -errno.EAGAIN:
+            remedy = "allow this user more processes: NPROC, 'ulimit -u' or LimitNPROC= in the unit"
+            return NoPermission("threads", text, remedy)
         if result == -errno.ENOMEM and self.free_list.size:
             return FreeListTooLarge("--free-list", text)
-        error = from_oserror(where, OSError(-result, os.strerror(-result)))
-        return BackingFailed(where, text) if isinstance(error, BackingFailed) else error
+        return None
 
     def open_fresh(self, settings: VolumeSettings, record: Record | None) -> Volume:
         """Open what may be believed: by this machine's record, or by what the operator says."""

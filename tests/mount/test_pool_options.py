@@ -113,6 +113,31 @@ def test_prefaulting_shows_progress_on_a_terminal(volume: Volume) -> None:
     assert device_of(volume.point) is None
 
 
+def test_prefaulting_reports_how_much_is_done(volume: Volume) -> None:
+    code = """
+import sys
+from pathlib import Path
+from encfsd import secrets_input, volume
+from encfsd.options import FreeListSettings, VolumeSettings
+from encfsd.source import Source
+volume.setup_crypto('openssl')
+steps = []
+secret = secrets_input.from_key_file(sys.argv[2])
+settings = VolumeSettings(sys.argv[1], Path(sys.argv[3]))
+with secret, Source(settings.source) as source:
+    source.lock(read_only=False)
+    free_list = FreeListSettings(size=32 << 20, prefault=True)
+    opened = volume.open_to_serve(source, settings, secret, read_only=False, free_list=free_list,
+                                  progress=lambda *step: steps.append(step))
+    size = opened.stats().pool.capacity_bytes
+    opened.close()
+assert len(steps) > 1 and steps == sorted(steps), steps
+assert {total for _, total in steps} == {size} and steps[-1] == (size, size), (steps, size)
+"""
+    key = volume.state_dir.parent / "key"
+    run([sys.executable, "-c", code, volume.source, key, volume.state_dir])
+
+
 @contextmanager
 def little_locked_memory(volume: Volume) -> Iterator[None]:
     """Run commands of this volume with a limit of 1 MiB, and without the right to exceed it."""

@@ -116,6 +116,7 @@ def test_limits(text: str, limit: config.Limit) -> None:
         ('NOFILE = "many"', '[rlimit] NOFILE: "many" is not a limit: write it like 65536, 64M'),
         ('NOFILE = "5%"', '"5%" is not a limit'),
         ('NOFILE = "-1"', '"-1" is not a limit'),
+        ('NOFILE = "63"', '[rlimit] NOFILE: "63" is too low: the daemon itself needs 64'),
         ('NOFILE = ""', '"" is not a limit'),
         ('NOFILE = "2:1"', "the soft limit exceeds the hard one"),
         ('NOFILE = "unlimited:1"', "the soft limit exceeds the hard one"),
