@@ -39,6 +39,7 @@ class Progress:
         traceback: TracebackType | None,
     ) -> None:
         self.clear()
+        self._shown = False  # whoever reports later, as a pool that grows, draws nothing
 
     def clear(self) -> None:
         """Remove the bar, so that other lines can be printed."""

@@ -267,7 +267,12 @@ class Screen:
         if self._keys is not None:
             self._modes = termios.tcgetattr(self._keys)
             tty.setcbreak(self._keys, termios.TCSADRAIN)
-        for number, handler in ((signal.SIGWINCH, self._note_size), (signal.SIGTERM, _end)):
+        handlers: dict[int, Any] = {
+            signal.SIGWINCH: self._note_size,
+            signal.SIGTERM: _end,
+            signal.SIGTSTP: signal.SIG_IGN,  # else the shell would get the terminal as it is
+        }
+        for number, handler in handlers.items():
             self._handlers[number] = signal.signal(number, handler)
         self._output.write(_ENTER)
         return self

@@ -517,6 +517,7 @@ def test_progress_on_a_terminal() -> None:
         progress.update(25, 100)
         progress.update(26, 100)  # too soon to draw again
         progress.update(100, 100)
+    progress.update(1, 2)  # too late
     drawn = terminal.getvalue().split("\r\x1b[K")
     assert drawn == [
         "",
