@@ -49,8 +49,7 @@ class Progress:
 
     def update(self, done: int, total: int) -> None:
         """Draw the bar, if it is time for that."""
-        now = self._clock()
-        if not self._shown or now - self._drawn < _INTERVAL:
+        if not self._shown or (now := self._clock()) - self._drawn < _INTERVAL:
             return
         self._drawn = now
         share = min(done / total, 1.0) if total else 1.0
