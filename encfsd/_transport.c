@@ -28,7 +28,7 @@ enum {
     DEFAULT_READERS = 8,                /* cold random reads gain up to there */
     MAX_AWAKE = 4,                      /* readers that work at a time without waiting for the disk; no more than there are CPUs */
     BACKLOG = 4,                        /* requests in a row without waiting: then a helper is worth a wake-up */
-    LONG_READ = 64 << 10,               /* bytes: opening them takes longer than waking somebody */
+    LONG_DATA = 64 << 10,               /* bytes */
     SPIN_NS = 50000,
     SPIN_SCORE_MAX = 8, SPIN_SCORE_MIN = -64,
     DRAIN_POLL_NS = 5000000,
@@ -193,9 +193,11 @@ void message_done(struct message *m)
     note_in_flight(t, -1);
 }
 
+/* Sealing or opening that much takes longer than waking somebody; and a large WRITE that need not be answered at once is sealed from
+ * the message, without a copy in the pool. */
 static bool is_long(const struct message *m)
 {
-    return m->opcode == FUSE_READ && m->request.size >= LONG_READ && m->transport->max_awake > 1;
+    return m->request.size >= LONG_DATA && (m->opcode == FUSE_WRITE || (m->opcode == FUSE_READ && m->transport->max_awake > 1));
 }
 
 /* Returns the message that the reader goes on with: never NULL. */

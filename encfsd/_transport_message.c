@@ -8,7 +8,7 @@
 
 enum {
     MESSAGE_SIZE = HEADER_ROOM + BUFFER_SIZE,
-    KEEP_WARM = 8,                      /* spare messages whose memory stays; of others only the first pages */
+    KEEP_WARM = 32,                     /* spare messages whose memory stays (1 MiB each at most); of others only the first pages */
     WARM_BYTES = 16 << 10,
     MAX_SPARES = MAX_BACKGROUND + MAX_READERS,
 };
