@@ -116,6 +116,38 @@ def test_who_waits_is_told_the_end() -> None:
     trio.run(main)
 
 
+def test_others_are_answered_while_something_is_tuned() -> None:
+    async def main() -> None:
+        asked = trio.Event()
+
+        def stats() -> control.Json:
+            asked.set()
+            return {}
+
+        async def long(size: str) -> control.Json:
+            await asked.wait()
+            return await tune(size)
+
+        answers: list[object] = []
+
+        async def question(line: bytes) -> None:
+            answers.extend(await trio.to_thread.run_sync(ask, line))
+
+        with control.Server(POINT, stats, long) as server:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(server.serve)
+                async with trio.open_nursery() as clients:
+                    clients.start_soon(question, b'{"command":"tune","free-list":"1G"}\n')
+                    while not server._waiting:
+                        await trio.lowlevel.checkpoint()
+                    clients.start_soon(question, b'{"command":"stats"}\n')
+                nursery.cancel_scope.cancel()
+        assert {} in answers
+        assert {"exit_code": 0, "message": "1G"} in answers
+
+    trio.run(main)
+
+
 def test_nobody_there() -> None:
     with pytest.raises(NotMounted):
         control.Client(POINT)
