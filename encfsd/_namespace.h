@@ -26,8 +26,9 @@ struct ns_caller {
     uint32_t uid, gid, umask;
 };
 
-/* Told of what an operation did, under the namespace mutex and no inode lock, before the operation returns; implemented by
- * _groups.c. The namespace itself knows nothing of groups. A member may be NULL. Who keeps an inode takes a reference. */
+/* Told of what an operation did, under no inode lock and under the namespace mutex (`dirtied` also without it: setting times needs
+ * none), before the operation returns; implemented by _groups.c. The namespace itself knows nothing of groups. A member may be NULL.
+ * Who keeps an inode takes a reference. */
 struct ns_events {
     void (*published)(void *arg, struct inode *inode);      /* a regular file: renamed, or linked to a new name */
     void (*dirtied)(void *arg, struct inode *inode);        /* attr_dirty or content_dirty was set */

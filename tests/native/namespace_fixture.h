@@ -17,6 +17,7 @@ struct fixture {
 	struct object *object;
 	struct inode_table *table;
 	struct namespace *ns;
+	pthread_mutex_t dirty_mutex; /* guards the list, as groups' mutex does */
 	struct inode *dirty; /* list through dirty_next; each holds a reference */
 	unsigned published, dropped;
 	uint8_t dropped_id[ID_SIZE];
@@ -36,12 +37,26 @@ static void fx_published(void *arg, struct inode *inode)
 static void fx_dirtied(void *arg, struct inode *inode)
 {
 	struct fixture *fx = arg;
-	if (inode->on_dirty_list)
-		return;
-	inode->on_dirty_list = true;
-	inode_hold(fx->table, inode);
-	inode->dirty_next = fx->dirty;
-	fx->dirty = inode;
+	pthread_mutex_lock(&fx->dirty_mutex);
+	if (!inode->on_dirty_list) {
+		inode->on_dirty_list = true;
+		inode_hold(fx->table, inode);
+		inode->dirty_next = fx->dirty;
+		fx->dirty = inode;
+	}
+	pthread_mutex_unlock(&fx->dirty_mutex);
+}
+
+static inline struct inode *fx_next_dirty(struct fixture *fx)
+{
+	pthread_mutex_lock(&fx->dirty_mutex);
+	struct inode *inode = fx->dirty;
+	if (inode != NULL) {
+		fx->dirty = inode->dirty_next;
+		inode->on_dirty_list = false;
+	}
+	pthread_mutex_unlock(&fx->dirty_mutex);
+	return inode;
 }
 
 static void fx_dropped(void *arg, const uint8_t id[ID_SIZE])
@@ -57,10 +72,8 @@ static inline int fx_group(struct fixture *fx)
 	int result = 0;
 	for (;;) {
 		CHECK_EQ(ns_lock(fx->ns, 0), 0);
-		struct inode *inode = fx->dirty;
+		struct inode *inode = fx_next_dirty(fx);
 		if (inode != NULL) {
-			fx->dirty = inode->dirty_next;
-			inode->on_dirty_list = false;
 			int r = inode->deleted ? 0 : ns_write_inode(fx->ns, inode);
 			result = result == 0 ? r : result;
 		}
@@ -75,6 +88,7 @@ static inline int fx_open(struct fixture *fx, struct object *object, bool read_o
 {
 	struct ns_events events = {fx_published, fx_dirtied, fx_dropped, fx};
 	*fx = (struct fixture){.object = object};
+	pthread_mutex_init(&fx->dirty_mutex, NULL);
 	CHECK_EQ(inode_table_create(&fx->table), 0);
 	int r = ns_open(&fx->ns, object, fx->table, &events, read_only, 1 << 20, fx->message,
 			sizeof fx->message);
