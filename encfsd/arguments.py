@@ -62,8 +62,8 @@ def _add_mount_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--free-list",
         metavar="SIZE",
-        help="memory preallocated for nodes: 8G, 512M, 25%%; 0 turns it off (default: what the "
-        "configuration says, else 5%%)",
+        help="memory preallocated for nodes: 8G, 512M, 25%%; 0 leaves only the reserve that "
+        "commits need (default: what the configuration says, else 5%%)",
     )
     parser.add_argument(
         "--pool-strategy",

@@ -255,6 +255,7 @@ def _mount(args: argparse.Namespace) -> int:
 def _free_list_settings(args: argparse.Namespace, limits: Limits) -> FreeListSettings:
     return FreeListSettings(
         size=limits.free_list,
+        asked=limits.asked,
         max_size=options.largest_free_list(limits.soft("AS")),
         strategy=args.pool_strategy,
         overflow=args.free_list_overflow,

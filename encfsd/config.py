@@ -58,6 +58,7 @@ class Limits:
     free_list: int
     rlimits: Mapping[str, Limit]
     origins: Mapping[str, str]
+    asked: str = ""  # how messages call the free list; empty if nobody asked for its size
 
     def soft(self, name: str) -> int:
         """Return the soft limit that will be in effect."""
@@ -260,7 +261,8 @@ def resolve(config: Config, free_list: str | None, environment: Mapping[str, str
         else:
             origins[name] = ENVIRONMENT
     text, origins[FREE_LIST], thing = _free_list(config, free_list, environment)
-    return Limits(options.free_list_size(text, thing), rlimits, origins)
+    asked = "" if origins[FREE_LIST] == DEFAULT else f"{thing}={text}"
+    return Limits(options.free_list_size(text, thing), rlimits, origins, asked)
 
 
 def _free_list(

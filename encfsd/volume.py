@@ -131,10 +131,12 @@ class Volume:
             yield ffi.string(line).decode(errors="replace")
 
     def resize_free_list(self, size: int, thing: str) -> None:
-        """Grow the free list to `size` bytes, or begin to shrink it.
+        """Grow the free list to `size` bytes, or begin to shrink it; 0 leaves only the reserve.
 
         Raises UsageError, FreeListTooLarge or MemoryNotLocked, about `thing`.
         """
+        if size == 0:
+            size = self._least_free_list() * 1024
         result = lib.volume_resize_free_list(self.handle, size)
         if result == 0:
             return
@@ -142,10 +144,7 @@ class Volume:
             raise _list_not_locked(size)
         stats = self.stats()
         if result == -errno.EINVAL:
-            each = stats.pool.capacity_bytes / max(stats.pool.capacity, 1)
-            least = math.ceil((each * lib.POOL_RESERVE_NODES + lib.NODE_SIZE) / 1024)
-            detail = "less than the reserve that commits need"
-            raise UsageError(thing, detail, f"{least}K is the least that can be given")
+            raise self._below_reserve(thing)
         if result == -errno.ERANGE:
             most = format_size(stats.pool.max_bytes)
             raise FreeListTooLarge(
@@ -154,6 +153,23 @@ class Volume:
                 "choose a smaller size, or mount again with a larger --free-list",
             )
         raise FreeListTooLarge(thing, os.strerror(-result), "choose a smaller size")
+
+    def refuse_free_list_below_reserve(self, asked: int, thing: str) -> None:
+        """Raise UsageError about `thing` if the list got larger than `asked` bytes, unless 0."""
+        if 0 < asked < self.stats().pool.capacity_bytes:
+            raise self._below_reserve(thing)
+
+    def _below_reserve(self, thing: str) -> UsageError:
+        detail = "less than the reserve that commits need"
+        remedy = f"{self._least_free_list()}K is the least that can be given, or 0 for the reserve"
+        return UsageError(thing, detail, remedy)
+
+    def _least_free_list(self) -> int:
+        """Return how many KiB the free list must have."""
+        stats = self.stats()
+        each = stats.pool.capacity_bytes / max(stats.pool.capacity, 1)
+        least: int = math.ceil((each * lib.POOL_RESERVE_NODES + lib.NODE_SIZE) / 1024)
+        return least
 
     def stats(self) -> Any:
         """Return the struct volume_stats *, which must be kept as long as a part of it is used."""

@@ -248,13 +248,24 @@ def test_sizes_that_are_refused_say_why(volume: Volume) -> None:
             assert code == Exit.FREE_LIST_TOO_LARGE
             assert "address space was reserved at mount for 4.0 GiB" in message
         assert refused("lots")[0] == Exit.USAGE
-        result = volume.encfsd("tune", volume.point, "free-list=0", check=False)
+        result = volume.encfsd("tune", volume.point, "free-list=1M", check=False)
         assert result.returncode == Exit.USAGE
         assert "less than the reserve that commits need" in result.stderr
         assert counters(volume)["pool"]["capacity"] == before
         least = re.findall(r"; (\d+K) is the least", result.stderr)[0]
         assert ask(volume, "tune", **{"free-list": least})["exit_code"] == 0
+        reserve = counters(volume)["pool"]["capacity"]
+        assert ask(volume, "tune", **{"free-list": "8M"})["exit_code"] == 0
+        assert ask(volume, "tune", **{"free-list": "0"})["exit_code"] == 0
+        assert counters(volume)["pool"]["capacity"] == reserve
         run(["touch", "a"], cwd=volume.point)
+    command = ["mount", *volume.unlock, "--free-list=1M", volume.source, volume.point]
+    small = volume.encfsd(*command, check=False)
+    assert small.returncode == Exit.USAGE
+    assert "--free-list=1M: not valid (less than the reserve that commits need)" in small.stderr
+    least = re.findall(r"; (\d+K) is the least", small.stderr)[0]
+    with volume.mounted(f"--free-list={least}"):
+        pass
     gone = volume.encfsd("tune", volume.point, "free-list=8M", check=False)
     assert gone.returncode == Exit.NOT_MOUNTED
 

@@ -198,6 +198,7 @@ def test_precedence_of_the_free_list(
     said = Config("FILE", {FREE_LIST: entry} if entry else {})
     found = config.resolve(said, option, {FREE_LIST: environment} if environment else {})
     assert (found.free_list, found.origins[FREE_LIST]) == (size, origin)
+    assert bool(found.asked) == (origin != DEFAULT)  # only what was asked for can be refused
 
 
 @pytest.mark.usefixtures("machine")
