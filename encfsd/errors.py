@@ -389,11 +389,13 @@ class NoRecord(EncfsdError):
     exit_code = Exit.NO_RECORD
     wrong = "this machine has no valid freshness record of this volume"
 
-    def __init__(self, thing: object, found: bytes, detail: str = "") -> None:
-        super().__init__(thing, detail)
+    def __init__(self, thing: object, found: bytes, state_dir: object = "") -> None:
+        where = f"in the state directory {printable(state_dir)}" if state_dir else ""
+        super().__init__(thing, where)
         self.found = found
         self.remedy = (
-            "if you know that it is the newest state, accept it with --trust-first "
+            "if this machine keeps it elsewhere, name that with --state-dir; only if you know that "
+            "it is the newest state, accept it with --trust-first "
             f"or --accept-root={found.hex()}"
         )
 

@@ -399,7 +399,7 @@ class _Opening:
             return self.open(record)
         accepted = self._look(settings.accept_root, record)
         if settings.accept_root is None and not settings.trust_first:
-            raise NoRecord(self.source.path, accepted.root.salt)
+            raise NoRecord(self.source.path, accepted.root.salt, settings.state_dir)
         if not self.read_only:
             state.create(self.state_fd, self.key, accepted)
         # The old record, if any, still says which epochs have been used.
