@@ -31,6 +31,7 @@ struct target {
     bool begun;                 /* a commit was begun: end it */
     bool times_only;            /* its object is closed: only the row is written */
     bool named;                 /* this group's mark names `record` exactly; its slot is pinned once for that */
+    bool superseded;            /* a later target of this group is the same inode, with a newer root */
     int result;
 };
 

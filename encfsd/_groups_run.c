@@ -139,6 +139,22 @@ static bool has_moved(struct inode *inode)
     return moved;
 }
 
+/* A file that is published again during a group is committed again in it. Its row has just been overwritten, so the coming mark cannot
+ * name the root of before: were that left pinned, the root slots would run out. */
+static void supersede_targets(struct target *targets, size_t count, const struct inode *inode)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct target *t = &targets[i];
+
+        if (t->inode != inode || !t->object || t->result)
+            continue;
+        if (t->named)
+            object_unpin_root(t->object, &t->record);
+        t->named = false;
+        t->superseded = true;
+    }
+}
+
 /* Decides about the active set, writes rows, pins what the coming mark names exactly. Namespace mutex held. */
 static int record_target(struct groups *g, struct target *t, bool last)
 {
@@ -181,14 +197,19 @@ static int record_target(struct groups *g, struct target *t, bool last)
     return rc;
 }
 
-static int record_targets(struct groups *g, struct target *targets, size_t count, bool last, bool let_go)
+/* Those from number `done` on; the others have been recorded in earlier rounds of this group. */
+static int record_targets(struct groups *g, struct target_list *list, size_t done, bool last, bool let_go)
 {
     int rc = 0;
 
-    for (size_t i = 0; i < count && !rc; i++) {
-        if (targets[i].result)
+    for (size_t i = done; i < list->count && !rc; i++) {
+        struct target *t = &list->items[i];
+
+        if (t->result)
             continue;                   /* its old root stays recorded; it is still dirty */
-        rc = record_target(g, &targets[i], last);
+        rc = record_target(g, t, last);
+        if (!rc && t->object && !t->result)
+            supersede_targets(list->items, done, t->inode);
         if (let_go && i % ROWS_AT_A_TIME == ROWS_AT_A_TIME - 1) {
             ns_unlock(g->v->ns);
             ns_lock(g->v->ns, 0);
@@ -231,7 +252,7 @@ static void after_durable(struct groups *g, struct target_list *list, const stru
     for (size_t i = 0; i < list->count; i++) {
         struct target *t = &list->items[i];
         struct inode *inode = t->inode;
-        if (!t->object || t->result)
+        if (!t->object || t->result || t->superseded)
             continue;
         /* Only the group thread changes pins of an open object while a volume is mounted. */
         if (inode->work->pinned)
@@ -305,7 +326,7 @@ static int freeze_metadata(struct groups *g, struct target_list *list, size_t do
         rc = groups_check_published(g, list->items + done, list->count - done);
         ns_lock(v->ns, 0);
         if (!rc)
-            rc = record_targets(g, list->items + done, list->count - done, last, true);
+            rc = record_targets(g, list, done, last, true);
         done = list->count;
         pthread_mutex_lock(&g->mutex);
         if (!rc)
@@ -318,7 +339,7 @@ static int freeze_metadata(struct groups *g, struct target_list *list, size_t do
             groups_commit_objects(g, list->items + done, list->count - done, true);
             rc = groups_check_published(g, list->items + done, list->count - done);
             if (!rc)
-                rc = record_targets(g, list->items + done, list->count - done, last, false);
+                rc = record_targets(g, list, done, last, false);
             break;
         }
         ns_unlock(v->ns);

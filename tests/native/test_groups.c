@@ -247,6 +247,44 @@ TEST(a_fold_has_its_own_barrier_until_the_object_has_left_the_durable_active_set
     teardown();
 }
 
+enum { ROUNDS = 4 };                    /* the commit after the last one is made with the namespace locked */
+
+/* During each commit of "b" it is rewritten and renamed. */
+static void rename_again(const uint8_t *id)
+{
+    const char *from = barriers % 2 == 0 ? "b" : "c", *to = barriers % 2 == 0 ? "c" : "b";
+
+    if (is_meta(id) || barriers == ROUNDS)
+        return;
+    barriers++;
+    memset(big, (int)barriers, sizeof big);
+    CHECK_EQ(file_write(c.volume, h.file[1].ino, big, sizeof big, 0, 0), 0);
+    CHECK_EQ(ns_rename(c.volume->ns, ROOT_INO, from, 1, ROOT_INO, to, 1, 0, 0), 0);
+}
+
+TEST(a_file_that_is_renamed_in_each_round_of_a_group_does_not_use_up_its_roots)
+{
+    uint8_t back[sizeof big];
+    struct attr attr;
+
+    if (!setup())
+        return;
+    run("bGA");
+    for (int group = 0; group < 3; group++) {
+        barriers = 0;
+        op_write(&c, &h, 1, 10);
+        recorder.barrier_done = rename_again;
+        CHECK_EQ(client_sync(&c), 0);
+        CHECK_EQ(barriers, ROUNDS);
+    }
+    CHECK_EQ(groups_failed(c.volume->groups), 0);
+    if (mount_again() && CHECK_EQ(client_lookup(&c, ROOT_INO, "b", &attr), 0)) {
+        CHECK_EQ(client_read(&c, attr.ino, back, sizeof back, 0), sizeof back);
+        CHECK_MEM_EQ(back, big, sizeof back);
+    }
+    teardown();
+}
+
 /* ---- waiting ---- */
 
 static _Atomic bool go_on, held;
