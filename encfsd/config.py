@@ -32,6 +32,9 @@ COMMAND_LINE, ENVIRONMENT, DEFAULT = "command line", "environment", "default"
 _NAMES = (*RLIMITS, FREE_LIST)
 _UNLIMITED = "unlimited"
 _FEWEST_FILES = 64  # for what the daemon itself has open
+# For Argon2id (256 MiB), threads, and the half that `options.largest_free_list` leaves.
+_LEAST_SPACE = 1 << 30
+_SPACE_BESIDE_FREE_LIST = 512 << 20
 _MAX_SIZE = 1 << 16
 _LARGEST = (1 << 63) - 1
 
@@ -191,6 +194,8 @@ def _check(name: str, said: str) -> None:
     soft, _ = parse_limit(said)
     if name == "NOFILE" and _is_more(_FEWEST_FILES, soft):
         raise UsageError(said, f"too low: the daemon itself needs {_FEWEST_FILES}")
+    if name == "AS" and _is_more(_LEAST_SPACE, soft):
+        raise UsageError(said, f"too low: the daemon itself needs {_LEAST_SPACE >> 20}M")
 
 
 def _is_number(said: Any) -> bool:
@@ -245,7 +250,8 @@ def number_of(name: str) -> int:
 def resolve(config: Config, free_list: str | None, environment: Mapping[str, str]) -> Limits:
     """Return the limits of a mount; `free_list` is what the command line says, if anything.
 
-    Raises FreeListTooLarge, or UsageError if the environment holds no size.
+    Raises FreeListTooLarge, UsageError if the environment holds no size, or ConfigRefused if AS
+    leaves no room for the free list.
     """
     rlimits: dict[str, Limit] = {}
     origins = {}
@@ -262,7 +268,21 @@ def resolve(config: Config, free_list: str | None, environment: Mapping[str, str
             origins[name] = ENVIRONMENT
     text, origins[FREE_LIST], thing = _free_list(config, free_list, environment)
     asked = "" if origins[FREE_LIST] == DEFAULT else f"{thing}={text}"
-    return Limits(options.free_list_size(text, thing), rlimits, origins, asked)
+    size = options.free_list_size(text, thing)
+    _refuse_little_space(config, rlimits, size)
+    return Limits(size, rlimits, origins, asked)
+
+
+def _refuse_little_space(config: Config, rlimits: Mapping[str, Limit], free_list: int) -> None:
+    """Raise ConfigRefused if the daemon and its free list do not fit in the AS of the file."""
+    least = free_list + _SPACE_BESIDE_FREE_LIST
+    if "AS" in rlimits and _is_more(least, rlimits["AS"][0]):
+        list_size = options.format_size(free_list)
+        raise ConfigRefused(
+            config.file,
+            f"[{TABLE}] AS: too low for a free list of {list_size}",
+            f"{-(-least >> 20)}M is the least, or choose a smaller free list",
+        )
 
 
 def _free_list(

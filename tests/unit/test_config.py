@@ -117,6 +117,7 @@ def test_limits(text: str, limit: config.Limit) -> None:
         ('NOFILE = "5%"', '"5%" is not a limit'),
         ('NOFILE = "-1"', '"-1" is not a limit'),
         ('NOFILE = "63"', '[rlimit] NOFILE: "63" is too low: the daemon itself needs 64'),
+        ('AS = "10M"', '[rlimit] AS: "10M" is too low: the daemon itself needs 1024M'),
         ('NOFILE = ""', '"" is not a limit'),
         ('NOFILE = "2:1"', "the soft limit exceeds the hard one"),
         ('NOFILE = "unlimited:1"', "the soft limit exceeds the hard one"),
@@ -208,6 +209,18 @@ def test_a_free_list_that_is_too_large_says_where_it_was_asked_for() -> None:
         config.resolve(said, None, {})
     with pytest.raises(FreeListTooLarge, match=r"^--free-list=2G: "):
         config.resolve(said, "2G", {})
+
+
+def test_address_space_must_hold_the_free_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "memory_limit", lambda: 8 << 30)
+    said = Config("FILE", {"AS": Entry("2G")})
+    assert config.resolve(said, "1536M", {}).free_list == 1536 << 20
+    with pytest.raises(ConfigRefused) as caught:
+        config.resolve(said, "1537M", {})
+    assert str(caught.value) == (
+        "FILE: not usable as configuration ([rlimit] AS: too low for a free list of 1.5 GiB); "
+        "2049M is the least, or choose a smaller free list"
+    )
 
 
 def test_which_limits_are_set_and_which_are_inherited() -> None:
