@@ -43,6 +43,7 @@ from encfsd.errors import (
     EncfsdError,
     Exit,
     KeySlotRefused,
+    MountedElsewhere,
     NoPermission,
     NotFinished,
     NotMounted,
@@ -154,12 +155,33 @@ def _set_up_crypto(args: argparse.Namespace) -> str:
 
 
 def _lock(source: Source, *, read_only: bool) -> None:
-    """Lock the volume; wait for a mount that is ending, and say so."""
+    """Lock the volume. Of a mount that may be just ending, wait for the end, and say so."""
     try:
         source.lock(read_only=read_only)
     except VolumeInUse:
-        _tell(f"{printable(source.path)}: in use; waiting for the mount that is ending...")
+        point = _live_mount_of(source.path)
+        if point is not None:
+            raise MountedElsewhere(source.path, point) from None
+        seconds = f"{volume.CLOSING_SECONDS:g}"
+        _tell(
+            f"{printable(source.path)}: in use; waiting up to {seconds} s, in case a mount is just "
+            "ending"
+        )
         source.lock(read_only=read_only, wait=volume.CLOSING_SECONDS)
+
+
+def _live_mount_of(source: str) -> str | None:
+    """Return where the volume in `source` is mounted, if its daemon lives; asks it nothing."""
+    entry = mounting.mounted_from(source)
+    if entry is None:
+        return None
+    try:
+        with Client(entry.point):
+            return entry.point
+    except NoPermission:  # another user's
+        return entry.point
+    except NotMounted:
+        return None
 
 
 def _check_source(settings: VolumeSettings, *, read_only: bool, tell: bool = False) -> Header:

@@ -88,7 +88,7 @@ class EncfsdError(Exception):
     """
 
     exit_code: ClassVar[Exit]
-    wrong: ClassVar[str]
+    wrong: str
     remedy: str
 
     def __init__(self, thing: object, detail: str = "", remedy: str = "") -> None:
@@ -263,6 +263,17 @@ class VolumeInUse(EncfsdError):
     exit_code = Exit.VOLUME_IN_USE
     wrong = "volume is in use by another process"
     remedy = "unmount it there first"
+
+
+class MountedElsewhere(VolumeInUse):
+    """The volume is in use by a mount that is there and lives."""
+
+    wrong = "mounted at"
+
+    def __init__(self, thing: object, point: object) -> None:
+        super().__init__(thing)
+        self.wrong = f"mounted at {printable(point)}"
+        self.remedy = f"unmount it with 'encfsd umount {printable(point)}'"
 
 
 class FilesOpen(VolumeInUse):

@@ -1,5 +1,6 @@
 """Commands that need no mount: what they print, and with which code they end."""
 
+import contextlib
 import io
 import os
 import re
@@ -447,8 +448,15 @@ def test_a_volume_in_use_is_told_before_a_secret_is_asked_for(
             code = cli.main([*command, scratch.unlock[1], str(scratch.source)])
             assert code == Exit.VOLUME_IN_USE
             waiting, refused = capsys.readouterr().err.splitlines()
-            assert "waiting for the mount that is ending" in waiting
+            assert "in use; waiting up to 0 s, in case a mount is just ending" in waiting
             assert "in use by another process" in refused
+        entry = mounting.MountEntry("/mnt", "0:99", mounting.TYPE, str(scratch.source), 0)
+        monkeypatch.setattr(mounting, "mounted_from", lambda _: entry)
+        monkeypatch.setattr(cli, "Client", lambda _: contextlib.nullcontext())
+        assert cli.main(["verify", str(scratch.source)]) == Exit.VOLUME_IN_USE
+        assert capsys.readouterr().err == (
+            f"encfsd: {scratch.source}: mounted at /mnt; unmount it with 'encfsd umount /mnt'\n"
+        )
 
 
 def test_the_device_that_holds_both_is_mentioned_by_init_only(tmp_path: Path) -> None:
