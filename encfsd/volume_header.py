@@ -204,6 +204,7 @@ def add_slot(
     free = [index for index in range(SLOTS) if index not in header.slots]
     if not free:
         raise KeySlotRefused("key add", f"all {SLOTS} slots are in use")
+    _refuse_known(header, key, secret)
     slots = {**header.slots, free[0]: _wrap(key, secret, free[0], kind)}
     return build(key, generation, slots)
 
@@ -225,8 +226,21 @@ def change_passphrase(
     slot = header.slots.get(index)
     if slot is None or slot.type is not SlotType.PASSPHRASE:
         raise KeySlotRefused(f"key slot {index}", "it holds no passphrase")
+    _refuse_known(header, key, secret)
     slots = {**header.slots, index: _wrap(key, secret, index, SlotType.PASSPHRASE)}
     return build(key, generation, slots)
+
+
+def _refuse_known(header: Header, key: VolumeKey, secret: Secret) -> None:
+    """Raise KeySlotRefused if `secret` opens a slot: removing one of the two would revoke nothing.
+
+    Only for who has opened the volume: the answer says what a secret is worth.
+    """
+    for index, opened in keys.open_slots(key.volume_id, header.slots, secret):
+        opened.wipe()
+        raise KeySlotRefused(
+            f"key slot {index}", "the new secret opens it already", "choose another secret"
+        )
 
 
 def _wrap(key: VolumeKey, secret: Secret, index: int, kind: SlotType) -> Slot:

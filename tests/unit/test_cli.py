@@ -433,7 +433,11 @@ def test_a_key_file_that_is_text_is_told_to_be_a_passphrase(tmp_path: Path) -> N
     told = f"{made.key}: the key file is text, so it is treated as a passphrase\n"
     made.key.write_text("correct horse battery staple\n")
     assert told in encfsd("init", *made.unlock, made.source).stderr
-    new = f"--new-key-file={made.key}"
+    other = tmp_path / "other"
+    other.touch(mode=0o600)
+    other.write_text("another one\n")
+    told = f"{other}: the key file is text, so it is treated as a passphrase\n"
+    new = f"--new-key-file={other}"
     assert told in encfsd("key", "add", *made.unlock, new, made.source).stderr
     assert encfsd("info", made.source).stdout.count("passphrase, Argon2id") == 2
 
@@ -462,9 +466,22 @@ def test_a_volume_in_use_is_told_before_a_secret_is_asked_for(
 def test_the_device_that_holds_both_is_mentioned_by_init_only(tmp_path: Path) -> None:
     made = Scratch(tmp_path)
     assert "--state-dir" in encfsd("init", *made.unlock, made.source).stderr
-    assert (
-        encfsd("key", "add", *made.unlock, f"--new-key-file={made.key}", made.source).stderr == ""
+    other = tmp_path / "other"
+    other.touch(mode=0o600)
+    other.write_bytes(b"\xfe" * 64)
+    added = encfsd("key", "add", *made.unlock, f"--new-key-file={other}", made.source)
+    assert added.stderr == ""
+
+
+def test_a_secret_opens_one_slot_only(scratch: Scratch) -> None:
+    again = f"--new-key-file={scratch.key}"
+    refused = encfsd(
+        "key", "add", *scratch.unlock, again, scratch.source, code=Exit.KEY_SLOT_REFUSED
     )
+    assert "key slot 0: key slot cannot be changed (the new secret opens it already)" in (
+        refused.stderr
+    )
+    assert len(encfsd("key", "list", scratch.source).stdout.splitlines()) == 1
 
 
 def test_passwd(tmp_path: Path) -> None:
@@ -474,6 +491,9 @@ def test_passwd(tmp_path: Path) -> None:
         file.write_text(text)
     source, state = tmp_path / "src", f"--state-dir={tmp_path / 'state'}"
     encfsd("init", f"--passphrase-file={old}", state, source)
+    same = [f"--passphrase-file={old}", f"--new-passphrase-file={old}", state, source]
+    refused = encfsd("passwd", *same, code=Exit.KEY_SLOT_REFUSED)
+    assert "the new secret opens it already" in refused.stderr
     changed = encfsd(
         "passwd", f"--passphrase-file={old}", f"--new-passphrase-file={new}", state, source
     )
