@@ -118,6 +118,7 @@ class Daemon:
         self._tuning = trio.Lock()  # also held while the volume is closed
         self._origins = dict(settings.origins)
         self._transport: _Transport | None = None
+        self._fast_path = stats.FAST_PATH if settings.flags.fast_path else stats.NOT_WANTED
         self._opcodes: stats.Json = {}  # of a transport that has ended
 
     async def run(self, source: Source, secret: Secret) -> EncfsdError | None:
@@ -204,7 +205,7 @@ class Daemon:
         opcodes = self._opcodes if self._transport is None else self._transport.counters()
         counted = stats.of_volume(opened.handle)
         limits = config.in_effect(self._origins, counted["pool"]["capacity_bytes"])
-        return {**counted, "opcodes": opcodes, "limits": limits}
+        return {**counted, "fast_path": self._fast_path, "opcodes": opcodes, "limits": limits}
 
     async def _tune(self, opened: Volume, size: str) -> control.Json:
         """Resize the free list, off the event loop: touching so much memory takes long."""
@@ -276,6 +277,7 @@ class Daemon:
             # Mounted anew: the old mount allows READs that pyfuse3 cannot answer, and its INIT may
             # have been read already.
             self._clear()
+            self._fast_path = stats.NOT_STARTED
             flags = replace(flags, fast_path=False)
         fuse_fd = mounting.mount(source, self._point, flags)
         try:

@@ -9,6 +9,8 @@ from encfsd.native import ffi, lib
 from encfsd.options import OVERFLOW_POLICIES, POOL_STRATEGIES, format_size
 
 KINDS = ("data", "tree")  # enum pool_kind
+# Whether hot requests are answered natively, and if not, why.
+FAST_PATH, NOT_WANTED, NOT_STARTED = "on", "off, as asked for", "off: it could not be started"
 CLASSES = ("commit", "application", "background")  # enum pool_class
 _POOL_COUNTERS = (
     "capacity",
@@ -238,10 +240,11 @@ def table(counters: Json) -> str:
     state = "failed" if counters["failed"] else "ro" if counters["read_only"] else "rw"
     lines = [
         f"state              {state}, sealing with {counters['crypto']}",
+        f"fast path          {counters['fast_path']}",
         f"requests           {counters['requests']} ({counters['parked']} had to wait)",
         f"inodes in core     {counters['inodes_in_core']}",
         f"dirty              {format_size(counters['dirty_bytes'])}",
-        f"commits            {counters['groups']} groups, {counters['solo_commits']} single files",
+        f"commits            {_commits(counters)}",
         f"damaged reads      {counters['damaged_reads']}",
         f"read               {format_size(counters['bytes_read'])}",
         f"written            {format_size(counters['bytes_written'])}",
@@ -264,13 +267,22 @@ def table(counters: Json) -> str:
     return "\n".join([*lines, "", *_opcode_table(counters["opcodes"])])
 
 
+def _commits(counters: Json) -> str:
+    groups, files = counters["groups"], counters["solo_commits"]
+    return (
+        f"{groups} group{'' if groups == 1 else 's'}, "
+        f"{files} single file{'' if files == 1 else 's'}"
+    )
+
+
 def _queue_table(queues: Json) -> list[str]:
     titles = ("waiting", "at most", "waited", "in vain", "mean", *_LATENCY_TITLES)
     rows = [["queue", *titles]]
     for name in CLASSES[1:]:  # commits never wait
         queue = queues[name]
         shown = [format_count(queue[key]) for key in _QUEUE_COUNTERS]
-        times = [format_time(queue[key]) for key in ("mean_ns", *_PERMILLES)]
+        waits = queue["waits"]
+        times = [format_time(queue[k]) if waits else "-" for k in ("mean_ns", *_PERMILLES)]
         rows.append([f"  {name}", *shown, *times])
     return [f"{row[0]:<15}" + "".join(f"{cell:>8}" for cell in row[1:]) for row in rows]
 

@@ -126,7 +126,9 @@ def _row(label: str, text: str) -> str:
 def _head(interval: Interval, title: str) -> list[str]:
     now = interval.after
     state = "failed" if now["failed"] else "ro" if now["read_only"] else "rw"
-    return [f"encfsd top  {title}", f"{state}, sealing with {now['crypto']}; q ends", ""]
+    fast_path = now["fast_path"]
+    slow = "" if fast_path == stats.FAST_PATH else f"; fast path {fast_path}"
+    return [f"encfsd top  {title}", f"{state}, sealing with {now['crypto']}{slow}; q ends", ""]
 
 
 def _pool(interval: Interval, history: Sequence[Sample], width: int, ramp: str) -> list[str]:

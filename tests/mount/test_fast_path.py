@@ -326,7 +326,10 @@ print(hashlib.sha256(os.pread(fd, 8 << 20, 0)).hexdigest())
         lines = [line for line in mounts if f" {volume.point} " in line]
         assert len(lines) == 1
         assert "max_read=131072" in lines[0]
-        opcodes = json.loads(volume.encfsd("stats", "--json", volume.point).stdout)["opcodes"]
+        counters = json.loads(volume.encfsd("stats", "--json", volume.point).stdout)
+        opcodes = counters["opcodes"]
+        if harness.fast_path:
+            assert counters["fast_path"] == "off: it could not be started"
         assert opcodes["READ"]["forwarded"] >= 64
         assert all(opcode["native"] == 0 for name, opcode in opcodes.items() if name != "INIT")
     with volume.mounted():
@@ -339,4 +342,6 @@ def test_the_fast_path_can_be_refused(volume: Volume, words: list[str]) -> None:
         run(["touch", "f"], cwd=volume.point)
         log = mount.log.read_text()
         assert ", all through pyfuse3, " in log
+        stats = volume.encfsd("stats", volume.point).stdout
+        assert "fast path          off, as asked for\n" in stats
         assert "no fast path" not in log

@@ -259,7 +259,7 @@ def test_sizes_that_are_refused_say_why(volume: Volume) -> None:
         assert ask(volume, "tune", **{"free-list": "0"})["exit_code"] == 0
         assert counters(volume)["pool"]["capacity"] == reserve
         run(["touch", "a"], cwd=volume.point)
-    command = ["mount", *volume.unlock, "--free-list=1M", volume.source, volume.point]
+    command = ["mount", *volume.unlock, "--free-list=1M", str(volume.source), str(volume.point)]
     small = volume.encfsd(*command, check=False)
     assert small.returncode == Exit.USAGE
     assert "--free-list=1M: not valid (less than the reserve that commits need)" in small.stderr

@@ -491,7 +491,7 @@ def test_passwd(tmp_path: Path) -> None:
         file.write_text(text)
     source, state = tmp_path / "src", f"--state-dir={tmp_path / 'state'}"
     encfsd("init", f"--passphrase-file={old}", state, source)
-    same = [f"--passphrase-file={old}", f"--new-passphrase-file={old}", state, source]
+    same = [f"--passphrase-file={old}", f"--new-passphrase-file={old}", state, str(source)]
     refused = encfsd("passwd", *same, code=Exit.KEY_SLOT_REFUSED)
     assert "the new secret opens it already" in refused.stderr
     changed = encfsd(

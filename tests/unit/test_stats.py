@@ -12,6 +12,7 @@ COUNTERS: stats.Json = {
     "crypto": "openssl",
     "read_only": False,
     "failed": False,
+    "fast_path": stats.FAST_PATH,
     **dict.fromkeys(stats._VOLUME_COUNTERS, 3),
     "pool": {
         **dict.fromkeys(stats._POOL_COUNTERS, 7),
@@ -64,6 +65,17 @@ def test_names_are_those_of_the_kernel() -> None:
     found = dict(re.findall(r"^\tFUSE_([A-Z0-9_]+)\s*= (\d+),", header, re.MULTILINE))
     names = {int(number): name for name, number in found.items() if "NOTIFY_" not in name}
     assert {n: name for n, name in names.items() if n < 64 and stats._OPCODES.get(n) != name} == {}
+
+
+def test_the_table_says_whether_there_is_a_fast_path_and_what_never_happened() -> None:
+    for fast_path in (stats.FAST_PATH, stats.NOT_WANTED, stats.NOT_STARTED):
+        counters = {**COUNTERS, "fast_path": fast_path, "groups": 1, "solo_commits": 1}
+        lines = stats.table(counters).splitlines()
+        assert f"fast path          {fast_path}" in lines
+        assert "commits            1 group, 1 single file" in lines
+        idle = next(line for line in lines if line.startswith("  application"))
+        assert idle.split() == ["application", "0", "0", "0", "0", "-", "-", "-", "-"]
+    assert "3 groups, 3 single files" in stats.table(COUNTERS)
 
 
 def test_the_table_fits_whatever_was_counted() -> None:

@@ -13,7 +13,7 @@ import pytest
 from encfsd import options, top, tune
 from encfsd.errors import UsageError
 from encfsd.native import ffi, lib
-from encfsd.stats import CLASSES, Json, _bucket_starts, _queue
+from encfsd.stats import CLASSES, FAST_PATH, NOT_STARTED, Json, _bucket_starts, _queue
 from encfsd.top import ASCII, BLOCKS, Interval, Sample, Snapshot, line, render, spark
 
 POOL = {
@@ -31,6 +31,7 @@ BEFORE: Json = {
     "crypto": "openssl",
     "read_only": False,
     "failed": False,
+    "fast_path": FAST_PATH,
     "dirty_bytes": 0,
     "groups": 3,
     "solo_commits": 0,
@@ -81,6 +82,12 @@ def test_a_screen_shows_what_happened_in_between() -> None:
         "  READ                     50       1.0    1.3 us    1.3 ms",
         "  LOOKUP                  1.0         0    0.6 us    0.6 us",
     ]
+
+
+def test_a_screen_shows_that_there_is_no_fast_path() -> None:
+    slow = {**BEFORE, "fast_path": NOT_STARTED}
+    lines = render(Interval(Snapshot(0.0, slow), Snapshot(1.0, slow)), [], "/mnt", (80, 24), ASCII)
+    assert lines[1] == ("rw, sealing with openssl; fast path off: it could not be started; q ends")
 
 
 def test_a_line_shows_the_same_in_short() -> None:
