@@ -406,12 +406,19 @@ static int write_contents(struct volume *v, uint64_t ino, const void *buffer, si
 }
 
 /* What a change of contents takes from a file, before it: so that nobody sees the new contents with the old privileges. Coming again
- * after it costs nothing. */
+ * after it costs nothing. The kernel leaves that to us, but goes by the mode that it knows: so it must ask again before the change is
+ * answered, or a program that somebody else has written to would still run with the owner's rights. */
 static int drop_privileges(struct volume *v, uint64_t ino, int flags)
 {
+    bool dropped;
+    int rc;
+
     if (!(flags & (FILE_DIRECT | FILE_DROP_PRIVILEGES)))
         return 0;
-    return ns_drop_privileges(v->ns, ino, !(flags & FILE_DROP_PRIVILEGES), flags & FILE_NOWAIT ? NS_NOWAIT : 0);
+    rc = ns_drop_privileges(v->ns, ino, !(flags & FILE_DROP_PRIVILEGES), &dropped, flags & FILE_NOWAIT ? NS_NOWAIT : 0);
+    if (!rc && dropped)
+        rc = notify_inode(v, ino, NOTIFY_ATTRIBUTES);
+    return rc;
 }
 
 int file_write(struct volume *v, uint64_t ino, const void *buffer, size_t size, uint64_t offset, int flags)

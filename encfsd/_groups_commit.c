@@ -2,34 +2,25 @@
 #include "_groups_internal.h"
 
 #include <errno.h>
-#include <linux/fuse.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <unistd.h>
 
 /* Has the kernel hand over its dirty pages from `offset` on and drop all pages from there. It sends WRITEs that other threads of this
  * process answer, so no lock is held here. */
 static void pull(struct groups *g, struct inode *inode, uint64_t offset)
 {
-    struct {
-        struct fuse_out_header header;
-        struct fuse_notify_inval_inode_out inval;
-    } message = {
-        .header = {.len = sizeof message, .error = FUSE_NOTIFY_INVAL_INODE, .unique = 0},
-        .inval = {.ino = inode->ino, .off = (int64_t)offset, .len = 0},         /* 0: to the end */
-    };
-    int fd;
+    int rc;
 
     pthread_mutex_lock(&g->mutex);
-    g->pulling++;
+    g->pulling++;                               /* before the descriptor is read: who takes it away looks at this afterwards */
     pthread_mutex_unlock(&g->mutex);
-    fd = atomic_load(&g->v->notify_fd);         /* only now: who takes it away looks at `pulling` afterwards */
-    if (fd >= 0 && write(fd, &message, sizeof message) < 0 && errno != ENOENT)
-        volume_log(g->v, "inode %llu: the kernel did not hand over its dirty pages: %s",
-                   (unsigned long long)inode->ino, strerror(errno));
+    rc = notify_inode(g->v, inode->ino, (int64_t)offset);
     pthread_mutex_lock(&g->mutex);
     g->pulling--;
     pthread_mutex_unlock(&g->mutex);
+    if (rc < 0)
+        volume_log(g->v, "inode %llu: the kernel did not hand over its dirty pages: %s",
+                   (unsigned long long)inode->ino, strerror(-rc));
 }
 
 /* The kernel may hold dirty pages that this process has not seen. */

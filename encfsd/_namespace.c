@@ -490,7 +490,8 @@ static uint32_t mode_after_write(uint32_t mode, bool capability_only)
     return capability_only ? mode : without_privileges(mode);
 }
 
-/* Mode and attributes change under the mutex only, so that what is found here stays true until it is written. */
+/* Mode and attributes change under the mutex only, so that what is found here stays true until it is written. 1: something was dropped,
+ * 0: there was nothing, or -errno. */
 static int drop_privileges(struct namespace *ns, struct inode *inode, bool capability_only)
 {
     struct attr attr = core_attr(inode);
@@ -513,12 +514,13 @@ static int drop_privileges(struct namespace *ns, struct inode *inode, bool capab
     inode->attr.mode = mode;
     pthread_mutex_unlock(&inode->lock);
     core_changed(ns, inode, 0, CORE_ROW, now);
-    return 0;
+    return 1;
 }
 
-int ns_drop_privileges(struct namespace *ns, uint64_t ino, bool capability_only, int flags)
+int ns_drop_privileges(struct namespace *ns, uint64_t ino, bool capability_only, bool *dropped, int flags)
 {
     struct inode *inode;
+    bool something = false;
     int r = ns_get_inode(ns, ino, &inode, flags);
     if (r < 0)
         return r;
@@ -531,9 +533,12 @@ int ns_drop_privileges(struct namespace *ns, uint64_t ino, bool capability_only,
     if (!nothing && r == 0) {
         r = drop_privileges(ns, inode, capability_only);
         ns_leave(ns);
+        something = r > 0;
     }
     ns_put_inode(ns, inode);
-    return r;
+    if (dropped != NULL)
+        *dropped = something;
+    return r < 0 ? r : 0;
 }
 
 int ns_statfs(struct namespace *ns, struct ns_counts *counts, int flags)

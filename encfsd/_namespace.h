@@ -61,8 +61,9 @@ int ns_setattr(struct namespace *ns, uint64_t ino, const struct attr *values, ui
 
 /* What a write or truncation by somebody without CAP_FSETID does to a regular file: setuid goes, setgid too if the group may
  * execute, and security.capability. `capability_only`: the caller has CAP_FSETID, only the last goes. Cheap if there is nothing to
- * drop: then no mutex is taken, once that is known of the inode. */
-int ns_drop_privileges(struct namespace *ns, uint64_t ino, bool capability_only, int flags);
+ * drop: then no mutex is taken, once that is known of the inode. *dropped (may be NULL): whether something was, so that whoever
+ * keeps a copy of the mode has an old one. */
+int ns_drop_privileges(struct namespace *ns, uint64_t ino, bool capability_only, bool *dropped, int flags);
 
 /* A regular file without a name, as open(O_TMPFILE) makes it: nlink 0, lookup count 1. ns_link may give it a first name if `linkable`
  * (not O_EXCL); unless it does, the file goes with its last use. `parent` decides on inheritance. */

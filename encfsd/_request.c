@@ -55,7 +55,7 @@ static int64_t run_setattr(struct volume *v, struct request *r, bool nowait)
     if (!rc && resize)
         rc = file_truncate(v, r->ino, values.size, &r->attr, file_flags(nowait) | drop);
     if (!rc && drop && !resize)
-        rc = ns_drop_privileges(v->ns, r->ino, false, ns_flags(nowait));
+        rc = ns_drop_privileges(v->ns, r->ino, false, NULL, ns_flags(nowait));
     if (!rc && others)
         rc = ns_setattr(v->ns, r->ino, &values, others, &r->attr, ns_flags(nowait && !resize)); /* times need no mutex */
     if (!rc && !resize && !others)

@@ -118,6 +118,14 @@ int state_begin_epoch(struct volume *v, uint64_t epoch);
 /* Makes the record durable in the slot that does not hold the newest. 0 or -errno. */
 int state_write(struct volume *v, const struct object_record *record, bool clean);
 
+/* _notify.c */
+enum { NOTIFY_ATTRIBUTES = -1 };
+/* Has the kernel forget what it knows of an inode: its attributes, and its pages from byte `offset` on, unless that is
+ * NOTIFY_ATTRIBUTES. Before it drops dirty pages it sends WRITEs, which other threads of this process must answer: with pages no lock may
+ * be held, and the call waits for them; without, it waits for nothing. 0, also if the kernel does not know the inode or nothing is
+ * mounted, or -errno. */
+int notify_inode(struct volume *v, uint64_t ino, int64_t offset);
+
 /* _file.c: closes objects of clean, unused inodes when too many are open. */
 void file_close_idle_objects(struct volume *v);
 

@@ -706,10 +706,10 @@ TEST(writes_take_privileges)
 		struct attr v = {.mode = modes[i].before};
 		ns_setattr(fx.ns, f.ino, &v, SET_MODE, &f, 0);
 		uint64_t mark = ns_mark(fx.ns);
-		CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, true, 0), 0);
+		CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, true, NULL, 0), 0);
 		CHECK_EQ(stat_of(&fx, f.ino).mode, modes[i].before);
 		CHECK_EQ(ns_mark(fx.ns), mark);
-		CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, 0), 0);
+		CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NULL, 0), 0);
 		a = stat_of(&fx, f.ino);
 		bool changed = modes[i].before != modes[i].after;
 		CHECK_EQ(a.mode, modes[i].after);
@@ -718,19 +718,21 @@ TEST(writes_take_privileges)
 		CHECK_EQ(ns_mark(fx.ns), mark + changed);
 	}
 	struct attr v = {.mode = 04700};
+	bool dropped;
 	ns_setattr(fx.ns, f.ino, &v, SET_MODE, &f, 0);
 	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "security.capability", "cap", 3, 0, true, 0), 0);
 	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "user.x", "x", 1, 0, true, 0), 0);
 	uint64_t mark = ns_mark(fx.ns);
-	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, true, 0), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, true, NULL, 0), 0);
 	CHECK_EQ(ns_mark(fx.ns), mark + 1);
 	CHECK_EQ(stat_of(&fx, f.ino).mode, S_IFREG | 04700);
 	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "security.capability", NULL, 0, &len, 0), -ENODATA);
 	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "user.x", NULL, 0, &len, 0), 0);
-	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, true, 0), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, true, NULL, 0), 0);
 	CHECK_EQ(ns_mark(fx.ns), mark + 1);
 	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "security.capability", "cap", 3, 0, true, 0), 0);
-	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, 0), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, &dropped, 0), 0);
+	CHECK(dropped);
 	CHECK_EQ(ns_mark(fx.ns), mark + 3); /* mode and capability in one */
 	CHECK_EQ(stat_of(&fx, f.ino).mode, S_IFREG | 0700);
 	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "security.capability", NULL, 0, &len, 0), -ENODATA);
@@ -739,10 +741,11 @@ TEST(writes_take_privileges)
 	make_dir(&fx, ROOT_INO, "d", &f);
 	v.mode = 06755;
 	ns_setattr(fx.ns, f.ino, &v, SET_MODE, &a, 0);
-	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, 0), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, &dropped, 0), 0);
+	CHECK(!dropped);
 	CHECK_EQ(stat_of(&fx, f.ino).mode, S_IFDIR | 06755);
 	forget(&fx, f.ino, 1);
-	CHECK_EQ(ns_drop_privileges(fx.ns, 77, false, 0), -ENOENT);
+	CHECK_EQ(ns_drop_privileges(fx.ns, 77, false, NULL, 0), -ENOENT);
 	fx_end(&fx);
 }
 
@@ -753,15 +756,15 @@ TEST(nothing_to_drop_takes_no_mutex)
 	fx_new(&fx);
 	make(&fx, ROOT_INO, "f", S_IFREG | 0700, &f);
 	ns_lock(fx.ns, 0);
-	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NS_NOWAIT), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NULL, NS_NOWAIT), 0);
 	ns_unlock(fx.ns);
 	ns_setattr(fx.ns, f.ino, &v, SET_MODE, &a, 0);
 	ns_lock(fx.ns, 0);
-	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, true, NS_NOWAIT), 0);
-	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NS_NOWAIT), -EAGAIN);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, true, NULL, NS_NOWAIT), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NULL, NS_NOWAIT), -EAGAIN);
 	ns_unlock(fx.ns);
 	CHECK_EQ(stat_of(&fx, f.ino).mode, S_IFREG | 04700);
-	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, 0), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NULL, 0), 0);
 	forget(&fx, f.ino, 1);
 
 	/* Loaded from its row: the first call asks the database, the others know. */
@@ -769,11 +772,11 @@ TEST(nothing_to_drop_takes_no_mutex)
 	look(&fx, ROOT_INO, "f", &f);
 	CHECK_EQ(f.mode, S_IFREG | 0700);
 	ns_lock(fx.ns, 0);
-	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NS_NOWAIT), -EAGAIN);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NULL, NS_NOWAIT), -EAGAIN);
 	ns_unlock(fx.ns);
-	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, 0), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NULL, 0), 0);
 	ns_lock(fx.ns, 0);
-	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NS_NOWAIT), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NULL, NS_NOWAIT), 0);
 	ns_unlock(fx.ns);
 	forget(&fx, f.ino, 1);
 	fx_end(&fx);

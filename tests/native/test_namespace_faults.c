@@ -97,7 +97,7 @@ static int op_link_tmpfile(struct fixture *fx)
 
 static int op_drop_privileges(struct fixture *fx)
 {
-	return ns_drop_privileges(fx->ns, INO_H, false, 0);
+	return ns_drop_privileges(fx->ns, INO_H, false, NULL, 0);
 }
 
 static int op_unlink(struct fixture *fx)

@@ -178,7 +178,7 @@ static void *ask(void *arg)
 		CHECK_EQ(r, -ENODATA);
 		CHECK_EQ(ns_listxattr(asked->fx.ns, asked->ino, NULL, 0, &len, 0), 0);
 		CHECK(len == 0 || len == sizeof "user.a");
-		CHECK_EQ(ns_drop_privileges(asked->fx.ns, asked->ino, false, 0), 0);
+		CHECK_EQ(ns_drop_privileges(asked->fx.ns, asked->ino, false, NULL, 0), 0);
 	}
 	return NULL;
 }

@@ -279,7 +279,7 @@ TEST(dropping_privileges_keeps_the_acl)
 	struct acl a = ACL(USER_OBJ, 7, NONE, USER, 7, 5, GROUP_OBJ, 5, NONE, MASK, 7, NONE, OTHER, 5, NONE);
 	CHECK_EQ(set(&fx, f.ino, ACCESS, &a), 0);
 	CHECK_EQ(ns_setattr(fx.ns, f.ino, &v, SET_MODE, &out, 0), 0);
-	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, 0), 0);
+	CHECK_EQ(ns_drop_privileges(fx.ns, f.ino, false, NULL, 0), 0);
 	CHECK_EQ(stat_of(&fx, f.ino).mode, S_IFREG | 0775);
 	check_acl(&fx, f.ino, ACCESS, a);
 	forget(&fx, f.ino, 1);
