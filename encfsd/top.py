@@ -35,6 +35,17 @@ Picture = Callable[[tuple[int, ...], str], list[str]]  # size and ramp in, lines
 _FIRST_SECONDS = 0.3  # before there is something to see
 _LABEL = 12
 _COLUMNS = (("per s", 9), ("failed/s", 10), ("p50", 10), ("p99", 10))
+# Columns of a line where there is no terminal: 80 with the time.
+_STAMP_WIDTH = 19
+_LINE = (
+    ("req/s", 8),
+    ("read/s", 10),
+    ("written/s", 10),
+    ("list", 6),
+    ("misses/s", 9),
+    ("dirty", 10),
+    ("queue", 8),
+)
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
@@ -202,18 +213,33 @@ def _requests(interval: Interval) -> list[str]:
     return rows if len(rows) > 1 else [*rows, "  none"]
 
 
-def line(interval: Interval) -> str:
-    """Return what is said each second where there is no terminal."""
+def heading() -> str:
+    """Return what stands above the lines of `line`."""
+    return _cells("time", [name for name, _ in _LINE])
+
+
+def line(interval: Interval, stamp: str) -> str:
+    """Return what is said each second where there is no terminal; `stamp` says when."""
     pool, sample = interval.after["pool"], interval.sample()
     requests = sum(_answered(interval, name) for name in interval.after["opcodes"])
     depth = sum(queue["depth"] for queue in pool["queue"].values())
-    return (
-        f"requests {_per_second(requests / interval.seconds)}"
-        f"  read {_speed(interval.rate('bytes_read'))}"
-        f"  written {_speed(interval.rate('bytes_written'))}"
-        f"  pool {sample.occupancy:.0%} of {format_size(pool['capacity_bytes'])}"
-        f"  misses {_per_second(sample.misses)}  dirty {format_size(interval.after['dirty_bytes'])}"
-        f"  queue {depth}"
+    return _cells(
+        stamp,
+        [
+            _number(requests / interval.seconds),
+            format_size(round(interval.rate("bytes_read"))),
+            format_size(round(interval.rate("bytes_written"))),
+            f"{sample.occupancy:.0%}",
+            _number(sample.misses),
+            format_size(interval.after["dirty_bytes"]),
+            format_count(depth),
+        ],
+    )
+
+
+def _cells(first: str, cells: Sequence[str]) -> str:
+    return f"{first:<{_STAMP_WIDTH}}" + "".join(
+        f"{cell:>{width}}" for cell, (_, width) in zip(cells, _LINE, strict=True)
     )
 
 
@@ -356,11 +382,12 @@ def watch(ask: Callable[[], Json], title: str, seconds: float) -> None:
 
 
 def report(ask: Callable[[], Json], tell: Callable[[str], None], seconds: float) -> None:
-    """Tell a line an interval until `ask` raises something or the user interrupts."""
+    """Tell a heading, then a line an interval until `ask` raises or the user interrupts."""
     with contextlib.suppress(KeyboardInterrupt):
         before = Snapshot(time.monotonic(), ask())
+        tell(heading())
         while True:
             time.sleep(seconds)
             after = Snapshot(time.monotonic(), ask())
-            tell(line(Interval(before, after)))
+            tell(line(Interval(before, after), time.strftime("%Y-%m-%dT%H:%M:%S")))
             before = after

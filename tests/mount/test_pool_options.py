@@ -315,9 +315,10 @@ def test_top_without_a_terminal_and_without_a_mount(volume: Volume) -> None:
         )
         assert top.stdout is not None
         form = (
-            r"requests \S+/s  read \S+ \S+/s  written \S+ \S+/s  pool \d+% of 8\.0 MiB"
-            r"  misses \S+/s  dirty \S+ \S+  queue \d+\n"
+            r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d +\S+ +\S+ [KM]?i?B +\S+ [KM]?i?B +\d+% +\S+"
+            r" +\S+ [KM]?i?B +\d+\n"
         )
+        assert top.stdout.readline().startswith("time ")
         for _ in range(2):
             assert re.fullmatch(form, top.stdout.readline())
     _, message = top.communicate(timeout=30)

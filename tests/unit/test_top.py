@@ -14,7 +14,7 @@ from encfsd import options, top, tune
 from encfsd.errors import UsageError
 from encfsd.native import ffi, lib
 from encfsd.stats import CLASSES, FAST_PATH, NOT_STARTED, Json, _bucket_starts, _queue
-from encfsd.top import ASCII, BLOCKS, Interval, Sample, Snapshot, line, render, spark
+from encfsd.top import ASCII, BLOCKS, Interval, Sample, Snapshot, heading, line, render, spark
 
 POOL = {
     "strategy": "pooling",
@@ -91,10 +91,11 @@ def test_a_screen_shows_that_there_is_no_fast_path() -> None:
 
 
 def test_a_line_shows_the_same_in_short() -> None:
-    assert line(interval()) == (
-        "requests 51/s  read 4.0 MiB/s  written 512 KiB/s  pool 25% of 4.0 MiB  "
-        "misses 50/s  dirty 3.0 MiB  queue 4"
-    )
+    assert [heading(), line(interval(), "2026-01-02T03:04:05")] == [
+        "time                  req/s    read/s written/s  list misses/s     dirty   queue",
+        "2026-01-02T03:04:05      51   4.0 MiB   512 KiB   25%       50   3.0 MiB       4",
+    ]
+    assert len(heading()) == 80
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 5), (200, 60), (10, 3), (1, 1)])
@@ -204,6 +205,8 @@ def test_a_terminal_is_given_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
     assert widths == [80, 40]
     assert termios.tcgetattr(theirs) == before
     shown = os.read(ours, 4096).decode()
+    while not shown.endswith("\x1b[?1049l"):  # a terminal passes it on in parts
+        shown += os.read(ours, 4096).decode()
     assert shown.startswith("\x1b[?1049h\x1b[?25l\x1b[Hone\x1b[K\r\r\ntwo\x1b[J")
     assert shown.endswith("\x1b[?25h\x1b[?1049l")
     os.close(ours)
