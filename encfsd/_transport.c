@@ -30,6 +30,7 @@ enum {
     BACKLOG = 4,                        /* requests in a row without waiting: then a helper is worth a wake-up */
     LONG_DATA = 64 << 10,               /* bytes */
     SPIN_NS = 50000,
+    IDLE_MS = 1000,                     /* without a request; then buffers go back to the kernel */
     SPIN_SCORE_MAX = 8, SPIN_SCORE_MIN = -64,
     DRAIN_POLL_NS = 5000000,
 };
@@ -145,7 +146,10 @@ static int wait_for_request(struct reader *r, struct message *m)
     while (got == 0) {
         struct pollfd p[2] = {{.fd = t->fuse_fd, .events = POLLIN}, {.fd = t->stop_fd, .events = POLLIN}};
 
-        poll(p, 2, -1);
+        if (poll(p, 2, IDLE_MS) == 0) {
+            messages_cool(t);
+            poll(p, 2, -1);
+        }
         if (p[1].revents != 0)
             return -ECANCELED;
         got = message_receive(t, m);

@@ -39,6 +39,7 @@ struct message {
     /* copied out of the request's header, because a reply may be written over it */
     uint64_t unique, nodeid;
     uint32_t opcode, uid;
+    bool warm;                          /* more than its first pages are in memory */
     size_t size;                        /* bytes of the request, header included */
     size_t room, used;                  /* bytes that a reply may have after its header; of a listing: has so far */
     uint32_t asked;                     /* GETXATTR, LISTXATTR: bytes that the caller has room for, 0: asks for the size */
@@ -106,6 +107,8 @@ struct transport {
 struct message *message_take(struct transport *t);
 /* Takes it back; wiped of what it held if it goes back to the system. */
 void message_give(struct message *m);
+/* Gives the memory of spare messages back but for their first pages: nothing has been asked for a while. */
+void messages_cool(struct transport *t);
 void messages_free(struct transport *t);
 
 /* Reads one request without waiting. 1: there is one, 0: none is there, -errno: the connection has ended. */

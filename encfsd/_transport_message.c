@@ -41,10 +41,36 @@ struct message *message_take(struct transport *t)
     return m != NULL ? m : message_map(t);
 }
 
+/* Gives memory beyond the first pages back. */
+static void cool(struct message *m)
+{
+    if (m->warm)
+        madvise((uint8_t *)m + WARM_BYTES, MESSAGE_SIZE - WARM_BYTES, MADV_DONTNEED);
+    m->warm = false;
+}
+
+void messages_cool(struct transport *t)
+{
+    struct message *first, **last = &first;
+
+    pthread_mutex_lock(&t->lock);
+    first = t->spare;
+    t->spare = NULL;
+    unsigned count = t->spares;
+    t->spares = 0;
+    pthread_mutex_unlock(&t->lock);
+    for (; *last != NULL; last = &(*last)->next)
+        cool(*last);
+    pthread_mutex_lock(&t->lock);
+    *last = t->spare;
+    t->spare = first;
+    t->spares += count;
+    pthread_mutex_unlock(&t->lock);
+}
+
 void message_give(struct message *m)
 {
     struct transport *t = m->transport;
-    bool large = m->size > WARM_BYTES || m->used > WARM_BYTES;
     unsigned spares;
 
     pthread_mutex_lock(&t->lock);
@@ -54,9 +80,10 @@ void message_give(struct message *m)
         message_unmap(m);
         return;
     }
-    if (large && spares >= KEEP_WARM)
-        madvise((uint8_t *)m + WARM_BYTES, MESSAGE_SIZE - WARM_BYTES, MADV_DONTNEED);
+    m->warm |= m->size > WARM_BYTES || m->used > WARM_BYTES;
     m->size = m->used = 0;
+    if (spares >= KEEP_WARM)
+        cool(m);
     pthread_mutex_lock(&t->lock);
     m->next = t->spare;
     t->spare = m;
