@@ -508,6 +508,7 @@ static int zero_range(struct volume *v, uint64_t ino, uint64_t offset, uint64_t 
     const int object_flags = flags & FILE_NOWAIT ? OBJECT_NOWAIT : OBJECT_QUEUE;
     struct inode *inode;
     int rc = acquire(v, ino, &inode, CHANGE, flags);
+    bool punched = false;
 
     if (rc)
         return rc;
@@ -517,6 +518,7 @@ static int zero_range(struct volume *v, uint64_t ino, uint64_t offset, uint64_t 
         struct object *o = lend(inode);
         if (offset < end)
             rc = object_punch(o, offset, end - offset, object_flags);
+        punched = !rc;
         if (!rc && size)
             rc = object_extend(o, size, object_flags);
         give_back(inode);
@@ -527,7 +529,7 @@ static int zero_range(struct volume *v, uint64_t ino, uint64_t offset, uint64_t 
         if (!rc)
             punch_inline(v, inode, offset, end);
     }
-    if (!rc) {
+    if (!rc || punched) {               /* groups must know of a change, even if what was to follow it failed */
         touch(inode);
         forget_lost(inode, offset, end);
         groups_dirtied(v->groups, inode);
