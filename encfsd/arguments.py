@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 from encfsd import __version__, options
-from encfsd.errors import UsageError
+from encfsd.errors import CommandLineRefused
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -15,7 +17,55 @@ class _Parser(argparse.ArgumentParser):
     """Reports a bad command line like any other error."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(self.prog, message)
+        for pattern, words in _WORDS:
+            message = re.sub(pattern, words, message)
+        raise CommandLineRefused(self.prog, message)
+
+    def parse_known_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse what is unknown here, where the options are known that could have been meant."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self._refuse(next((each for each in unknown if each.startswith("-")), unknown[0]))
+        return found, unknown
+
+    def _refuse(self, unknown: str) -> None:
+        if not unknown.startswith("-"):
+            raise CommandLineRefused(self.prog, f"{unknown} is one argument too many")
+        name = unknown.partition("=")[0]
+        close = difflib.get_close_matches(name, self._option_string_actions, 1)
+        hint = f", did you mean {close[0]}?" if close else ""
+        raise CommandLineRefused(self.prog, f"{name} is no option of it{hint}")
+
+
+# What argparse says, and how we say it.
+_WORDS = (
+    (r"^the following arguments are required: ([^,]*)$", r"\1 is missing"),
+    (r"^the following arguments are required: (.*)$", r"\1 are missing"),
+    (r"^argument (.*): expected one argument$", r"\1: its value is missing"),
+    (r"^argument (.*): not allowed with argument (.*)$", r"\1 cannot be used with \2"),
+    (r"^argument (.*): invalid choice: ('.*') \(choose from (.*)\)$", r"\1: \2 is none of \3"),
+    (r"^argument ", ""),
+)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
+    return seconds
+
+
+def _slot(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number that 'encfsd key list' shows")
+    return int(text)
 
 
 def _add_secret_options(parser: argparse.ArgumentParser, prefix: str = "") -> None:
@@ -184,7 +234,7 @@ def make_parser(run: Mapping[str, Command]) -> argparse.ArgumentParser:
     umount.add_argument("mount_point", metavar="MNT")
     umount.add_argument(
         "--timeout",
-        type=float,
+        type=_seconds,
         default=90.0,
         metavar="SECONDS",
         help="how long to wait for the daemon (default: 90)",
@@ -254,7 +304,7 @@ def _add_live_commands(
     top.add_argument("mount_point", metavar="MNT")
     top.add_argument(
         "--interval",
-        type=float,
+        type=_seconds,
         default=1.0,
         metavar="SECONDS",
         help="how often to look (default: 1)",
@@ -301,5 +351,5 @@ def _add_key_commands(
         "encfsd key list /srv/vault\nencfsd key remove /srv/vault 1",
     )
     _add_volume_options(remove)
-    remove.add_argument("slot", metavar="SLOT", type=int)
+    remove.add_argument("slot", metavar="SLOT", type=_slot)
     _add_secret_options(remove)

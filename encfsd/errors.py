@@ -126,6 +126,16 @@ class UsageError(EncfsdError):
     remedy = "see 'encfsd --help'"
 
 
+class CommandLineRefused(UsageError):
+    """A command line that the parser of `prog`, like ``encfsd mount``, does not accept."""
+
+    def __init__(self, prog: str, wrong: str) -> None:
+        # The program's own name stands before every message.
+        super().__init__(prog.partition(" ")[2] or "command line")
+        self.wrong = printable(wrong)
+        self.remedy = f"see '{prog} --help'"
+
+
 class ConfigRefused(UsageError):
     """A configuration file that cannot be used: its contents, or who could have written them."""
 

@@ -117,6 +117,40 @@ def test_bad_usage(arguments: Sequence[str], capsys: pytest.CaptureFixture[str])
     assert len(captured.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command", "says"),
+    [
+        (["mount", "/src"], "mount", "MNT is missing"),
+        (["mount"], "mount", "SRC, MNT are missing"),
+        (["key"], "key", "VERB is missing"),
+        (["info", "--config"], "info", "--config: its value is missing"),
+        (["stats", "/mnt", "/other"], "stats", "/other is one argument too many"),
+        (
+            ["mount", "--fre-list=2G", "/src", "/mnt"],
+            "mount",
+            "--fre-list is no option of it, did you mean --free-list?",
+        ),
+        (
+            ["umount", "--timeout=soon", "/mnt"],
+            "umount",
+            "--timeout: 'soon' is not a number of seconds",
+        ),
+        (
+            ["key", "remove", "/src", "first"],
+            "key remove",
+            "SLOT: 'first' is not a number that 'encfsd key list' shows",
+        ),
+    ],
+)
+def test_bad_usage_is_said_in_plain_words(
+    arguments: Sequence[str], command: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == Exit.USAGE
+    assert capsys.readouterr().err == (
+        f"encfsd: {command}: {says}; see 'encfsd {command} --help'\n"
+    )
+
+
 def test_no_command_at_all_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == Exit.USAGE
     captured = capsys.readouterr()

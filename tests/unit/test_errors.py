@@ -21,6 +21,8 @@ def make(cls: type[errors.EncfsdError]) -> errors.EncfsdError:
         return cls("/srv/vault", "root aa at 3.4", "root bb at 3.1", b"\xbb" * 32)
     if issubclass(cls, (errors.NoRecord, errors.RootNotFound)):
         return cls("/srv/vault", b"\xbb" * 32)
+    if issubclass(cls, errors.CommandLineRefused):
+        return cls("encfsd /srv/vault", "not valid")
     if issubclass(cls, errors.MountedElsewhere):
         return cls("/srv/vault", "/mnt")
     return cls("/srv/vault")
