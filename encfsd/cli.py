@@ -198,6 +198,8 @@ def _check_source(settings: VolumeSettings, *, read_only: bool, tell: bool = Fal
 def _check_mount_point(settings: MountSettings) -> None:
     """Check what mounting needs; of a dead mount there, remove the socket too."""
     point = settings.mount_point
+    if os.path.realpath(settings.volume.source) == point:
+        raise UsageError(point, "SRC and MNT are the same", "mount it on another, empty directory")
     dead = mounting.mounted_at(point)
     mounting.check_mount_point(point)
     if dead is not None:

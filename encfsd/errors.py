@@ -181,6 +181,19 @@ class VolumeExists(EncfsdError):
     remedy = "choose a new or empty directory"
 
 
+class VolumeThere(VolumeExists):
+    """`init` was pointed at a volume."""
+
+    wrong = "holds a volume already"
+    remedy = "mount it with 'encfsd mount', or choose a new or empty directory for another"
+
+
+class NotADirectory(VolumeExists):
+    """`init` was pointed at something that cannot hold a volume."""
+
+    wrong = "not a directory"
+
+
 class WrongVolume(EncfsdError):
     """The volume id differs from the pinned one."""
 
@@ -234,6 +247,13 @@ class MountPointMissing(EncfsdError):
     exit_code = Exit.MOUNT_POINT_MISSING
     wrong = "mount point is missing or not a directory"
     remedy = "create it with 'mkdir -p {thing}'"
+
+
+class MountPointNoDirectory(MountPointMissing):
+    """The mount point exists, but is no directory."""
+
+    wrong = "mount point is not a directory"
+    remedy = "choose an empty directory"
 
 
 class MountPointNotEmpty(EncfsdError):
@@ -364,6 +384,13 @@ class BackingGone(EncfsdError):
     exit_code = Exit.BACKING_GONE
     wrong = "backing directory or a part of it is missing"
     remedy = "check that its file system is mounted"
+
+
+class SourceMissing(BackingGone):
+    """There is nothing at the path that was given as the backing directory."""
+
+    wrong = "does not exist"
+    remedy = "check the path, and that its file system is mounted"
 
 
 class BackingInsecure(EncfsdError):

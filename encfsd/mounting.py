@@ -24,6 +24,7 @@ from encfsd.errors import (
     AlreadyMounted,
     FilesOpen,
     MountPointMissing,
+    MountPointNoDirectory,
     MountPointNotEmpty,
     NoFuseDevice,
     NoPermission,
@@ -125,7 +126,7 @@ def check_mount_point(point: str) -> None:
         _clear_if_dead(entry)
     try:
         if not stat.S_ISDIR(os.lstat(point).st_mode):
-            raise MountPointMissing(point)
+            raise MountPointNoDirectory(point)
         if os.listdir(point):
             raise MountPointNotEmpty(point)
     except (FileNotFoundError, NotADirectoryError):

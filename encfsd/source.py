@@ -12,13 +12,17 @@ import time
 from types import TracebackType
 from typing import Self
 
+from encfsd import volume_header
 from encfsd.errors import (
     BackingGone,
     BackingInsecure,
     NoPermission,
+    NotADirectory,
     NotAVolume,
+    SourceMissing,
     VolumeExists,
     VolumeInUse,
+    VolumeThere,
     from_oserror,
 )
 from encfsd.private_files import UnsafeFileError, open_private
@@ -45,6 +49,8 @@ class Source:
                 raise BackingInsecure(path, "it is a symbolic link") from None
             if error.errno == errno.ENOTDIR:
                 raise NotAVolume(path, "not a directory") from None
+            if error.errno == errno.ENOENT:
+                raise SourceMissing(path) from None
             raise from_oserror(path, error) from None
         try:
             self._refuse_unsafe()
@@ -133,11 +139,16 @@ def create(path: str) -> Source:
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
-        pass
+        if not os.path.islink(path) and not os.path.isdir(path):
+            raise NotADirectory(path) from None
+    except FileNotFoundError:
+        raise SourceMissing(os.path.dirname(os.path.abspath(path))) from None
     except OSError as error:
         raise from_oserror(path, error) from None
     source = Source(path)
-    if os.listdir(source.fd):
+    found = os.listdir(source.fd)
+    if found:
         source.close()
-        raise VolumeExists(path)
+        is_volume = any(name in found for name in volume_header.COPIES)
+        raise VolumeThere(path) if is_volume else VolumeExists(path)
     return source

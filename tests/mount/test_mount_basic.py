@@ -162,6 +162,8 @@ def test_bad_mount_points_are_refused_before_the_passphrase(volume: Volume, tmp_
     for point, code in codes.items():
         result = volume.encfsd("mount", state, volume.source, point, check=False)
         assert result.returncode == code, result.stderr
+    file = volume.encfsd("mount", state, volume.source, volume.passphrase_file, check=False)
+    assert "mount point is not a directory; choose an empty directory" in file.stderr
     assert f"mkdir -p {missing}" in (
         volume.encfsd("mount", state, volume.source, missing, check=False).stderr
     )

@@ -348,7 +348,14 @@ def test_init_info_verify(scratch: Scratch) -> None:
 
 
 def test_init_refuses_what_is_a_volume_already(scratch: Scratch) -> None:
-    encfsd("init", *scratch.unlock, scratch.source, code=Exit.VOLUME_EXISTS)
+    refused = encfsd("init", *scratch.unlock, scratch.source, code=Exit.VOLUME_EXISTS)
+    assert f"{scratch.source}: holds a volume already; mount it" in refused.stderr
+
+
+def test_a_volume_is_not_mounted_on_itself(scratch: Scratch) -> None:
+    state = scratch.unlock[1]
+    refused = encfsd("mount", state, scratch.source, scratch.source, code=Exit.USAGE)
+    assert "SRC and MNT are the same" in refused.stderr
 
 
 def test_an_init_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -54,8 +54,14 @@ def test_what_is_no_directory(tmp_path: Path) -> None:
         Source(str(tmp_path / "link"))
     with pytest.raises(NotAVolume):
         Source(str(tmp_path / "file"))
-    with pytest.raises(BackingGone):
+    with pytest.raises(BackingGone, match="missing: does not exist; check the path, and that its"):
         Source(str(tmp_path / "missing"))
+    with pytest.raises(BackingGone, match="missing: does not exist"):
+        backing.create(str(tmp_path / "missing" / "src"))
+    with pytest.raises(VolumeExists, match="file: not a directory; choose a new or empty"):
+        backing.create(str(tmp_path / "file"))
+    with pytest.raises(BackingInsecure, match="symbolic link"):
+        backing.create(str(tmp_path / "link"))
 
 
 def test_writers_exclude_everybody(tmp_path: Path) -> None:
