@@ -28,6 +28,8 @@ TABLE = "rlimit"
 RLIMITS = ("NOFILE", "MEMLOCK", "CORE", "AS", "NPROC")
 FREE_LIST = "ENCRYPTED_FILES_FREE_LIST"
 COMMAND_LINE, ENVIRONMENT, DEFAULT = "command line", "environment", "default"
+INHERITED = "inherited"  # a limit of the process that mounted
+_SIZES = ("MEMLOCK", "AS")  # limits that count bytes
 
 _NAMES = (*RLIMITS, FREE_LIST)
 _UNLIMITED = "unlimited"
@@ -265,7 +267,7 @@ def resolve(config: Config, free_list: str | None, environment: Mapping[str, str
         elif entry is None and by_itself is not None:
             rlimits[name], origins[name] = by_itself, DEFAULT
         else:
-            origins[name] = ENVIRONMENT
+            origins[name] = INHERITED
     text, origins[FREE_LIST], thing = _free_list(config, free_list, environment)
     asked = "" if origins[FREE_LIST] == DEFAULT else f"{thing}={text}"
     size = options.free_list_size(text, thing)
@@ -318,7 +320,11 @@ def table(settings: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return the limits for people: name, value, origin."""
     rows = []
     for name, setting in settings.items():
-        value = setting["value"]
-        shown = options.format_size(int(value)) if name == FREE_LIST else value
+        shown = setting["value"]
+        if name in (FREE_LIST, *_SIZES):
+            shown = ":".join(
+                options.format_size(int(each)) if each.isdecimal() else each
+                for each in shown.split(":")
+            )
         rows.append(f"  {name:<26} {shown:<22} {setting['origin']}")
     return rows

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from encfsd import config, options
-from encfsd.config import COMMAND_LINE, DEFAULT, ENVIRONMENT, FREE_LIST, Config, Entry
+from encfsd.config import COMMAND_LINE, DEFAULT, ENVIRONMENT, FREE_LIST, INHERITED, Config, Entry
 from encfsd.errors import ConfigRefused, Exit, FreeListTooLarge, NoPermission
 from encfsd.process import set_limits
 
@@ -228,18 +228,26 @@ def test_which_limits_are_set_and_which_are_inherited() -> None:
     found = config.resolve(Config(), None, {})
     assert found.rlimits == {"NOFILE": (hard, hard), "CORE": (0, 0)}
     assert found.origins["NOFILE"] == found.origins["CORE"] == DEFAULT
-    assert {found.origins[name] for name in ("MEMLOCK", "AS", "NPROC")} == {ENVIRONMENT}
+    assert {found.origins[name] for name in ("MEMLOCK", "AS", "NPROC")} == {INHERITED}
     passed = Config("FILE", {"NOFILE": Entry(None), "CORE": Entry(None), "AS": Entry("8T")})
     found = config.resolve(passed, None, {})
     assert found.rlimits == {"AS": (8 << 40, 8 << 40)}
     assert found.soft("AS") == 8 << 40
     assert found.soft("NOFILE") == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert (found.origins["NOFILE"], found.origins["AS"]) == (ENVIRONMENT, "FILE")
+    assert (found.origins["NOFILE"], found.origins["AS"]) == (INHERITED, "FILE")
     shown = config.planned(found)
     assert shown["AS"] == {"value": str(8 << 40), "origin": "FILE"}
     rows = config.table(shown)
     assert len(rows) == 6
     assert all(len(row) <= 80 for row in rows)
+    sized = {"MEMLOCK": "8388608:unlimited", "AS": "8388608", "NOFILE": "1024", FREE_LIST: "4096"}
+    told = config.table({n: {"value": v, "origin": INHERITED} for n, v in sized.items()})
+    assert [" ".join(row.split()) for row in told] == [
+        "MEMLOCK 8.0 MiB:unlimited inherited",
+        "AS 8.0 MiB inherited",
+        "NOFILE 1024 inherited",
+        f"{FREE_LIST} 4.0 KiB inherited",
+    ]
 
 
 def test_a_limit_that_the_kernel_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
