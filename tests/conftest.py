@@ -4,6 +4,7 @@ Marks tests/mount, and skips it where there is no /dev/fuse (in CI that is a fai
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell the harness."""
+    """Tell the harness; have programs under test heed interrupts."""
     harness.fast_path = not config.getoption("--no-fast-path")
+    # Whoever was started in the background by a script ignores them, and so would its children.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
