@@ -166,5 +166,9 @@ def _end_server(sockets: Path) -> None:
         os.kill(pid, signal.SIGQUIT)
         time.sleep(1)
         os.kill(pid, signal.SIGKILL)
+    # The next server takes one that init has not reaped yet for a running one.
+    deadline = time.monotonic() + 60
+    while Path("/proc", str(pid)).exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
     for leftover in (lock, sockets / ".s.PGSQL.5432"):
         leftover.unlink(missing_ok=True)
