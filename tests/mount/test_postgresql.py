@@ -141,11 +141,12 @@ def test_pgbench_immediate_stop_and_killed_daemon(volume: Volume, sockets: Path)
             )  # fmt: skip
             time.sleep(3)
             before = int(cluster.query("SELECT count(*) FROM pgbench_history"))
+            server = _server(sockets)
             mount.kill()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(client.pid, signal.SIGKILL)
             client.wait(30)
-        _end_server(sockets)
+        _end_server(sockets, server)
 
     with volume.mounted(*OPTIONS, lifetime=500) as mount:
         cluster = Cluster(mount, sockets)
@@ -156,19 +157,24 @@ def test_pgbench_immediate_stop_and_killed_daemon(volume: Volume, sockets: Path)
     volume.encfsd("verify", *volume.unlock, volume.source)
 
 
-def _end_server(sockets: Path) -> None:
-    """Kill what is left of a server whose file system is gone, and its marks."""
+def _server(sockets: Path) -> int | None:
+    """Return the process id of the server that is running."""
     lock = sockets / ".s.PGSQL.5432.lock"
-    if not lock.exists():
+    return int(lock.read_text().split()[0]) if lock.exists() else None
+
+
+def _end_server(sockets: Path, pid: int | None) -> None:
+    """Kill what is left of a server whose file system is gone, and its marks."""
+    if pid is None:
         return
-    pid = int(lock.read_text().split()[0])
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGQUIT)
         time.sleep(1)
         os.kill(pid, signal.SIGKILL)
-    # The next server takes one that init has not reaped yet for a running one.
+    # Until init has reaped it the next server takes it for a running one, even if it ended by itself.
     deadline = time.monotonic() + 60
     while Path("/proc", str(pid)).exists() and time.monotonic() < deadline:
         time.sleep(0.1)
+    lock = sockets / ".s.PGSQL.5432.lock"
     for leftover in (lock, sockets / ".s.PGSQL.5432"):
         leftover.unlink(missing_ok=True)
