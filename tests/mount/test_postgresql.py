@@ -171,7 +171,7 @@ def _end_server(sockets: Path, pid: int | None) -> None:
         os.kill(pid, signal.SIGQUIT)
         time.sleep(1)
         os.kill(pid, signal.SIGKILL)
-    # Until init has reaped it the next server takes it for a running one, even if it ended by itself.
+    # Until init has reaped it the next server takes it for a running one, however it ended.
     deadline = time.monotonic() + 60
     while Path("/proc", str(pid)).exists() and time.monotonic() < deadline:
         time.sleep(0.1)
