@@ -4,6 +4,12 @@
 /* 1 if this build can seal with intel-ipsec-mb, else 0. */
 #define ENCFSD_HAVE_IPSEC_MB ...
 
+/* ---- _latency.h ---- */
+
+#define LATENCY_BUCKETS ...
+
+uint64_t latency_bucket_ns(unsigned bucket);
+
 /* ---- _inode.h, _namespace.h ---- */
 
 #define INLINE_MAX ...
@@ -45,12 +51,10 @@ struct pool_stats {
     uint32_t strategy, overflow;
     struct pool_kind_stats kind[2];
 };
-#define POOL_BUCKETS ...
 struct pool_queue_stats {
     uint64_t depth, high_water, waits, expired, total_ns;
     uint64_t wait[...];
 };
-uint64_t pool_bucket_ns(unsigned bucket);
 enum pool_strategy { POOL_POOLING, POOL_POOLING_COW, POOL_MALLOC, ... };
 enum pool_overflow { POOL_OVERFLOW_MALLOC, POOL_OVERFLOW_WAIT, POOL_OVERFLOW_EVICT_ONLY, ... };
 typedef void pool_progress_fn(void *arg, uint64_t done, uint64_t total);
@@ -166,7 +170,6 @@ void volume_set_notify_fd(struct volume *v, int fuse_fd);
 #define TRANSPORT_MAX_READ_NATIVE ...
 #define TRANSPORT_CACHE_SECONDS ...
 #define TRANSPORT_OPCODES ...
-#define TRANSPORT_BUCKETS ...
 
 struct transport;
 
@@ -188,7 +191,6 @@ struct transport_options {
 
 int transport_start(struct transport **t, int fuse_fd, const struct transport_options *options, int *session_fd);
 void transport_stats(struct transport *t, struct transport_opcode *stats);
-uint64_t transport_bucket_ns(unsigned bucket);
 int transport_done_fd(struct transport *t);
 int transport_fuse_fd(struct transport *t);
 void transport_init_info(struct transport *t, struct transport_init *init);

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "_format.h"
+#include "_latency.h"
 
 enum pool_kind { POOL_DATA, POOL_TREE, POOL_KINDS };
 
@@ -162,17 +163,14 @@ struct pool_stats {
 void pool_stats(struct pool *pool, struct pool_stats *stats);
 
 /* The queue of one class (POOL_COMMIT's stays empty). A wait is counted when it ends. */
-enum { POOL_BUCKETS = 128 };
 struct pool_queue_stats {
     uint64_t depth, high_water;         /* waiting now; most at once */
     uint64_t waits, expired;            /* waits that have ended; of them: without a node */
     uint64_t total_ns;
-    uint64_t wait[POOL_BUCKETS];        /* bucket b: from pool_bucket_ns(b) up to, but not including, pool_bucket_ns(b + 1) */
+    uint64_t wait[LATENCY_BUCKETS];     /* histogram of how long they waited (_latency.h) */
 };
 /* Without any lock: each figure is right, they need not belong to the same instant. */
 void pool_queue_stats(struct pool *pool, struct pool_queue_stats stats[POOL_CLASSES]);
-/* Lower bound in ns: four buckets for each power of two, as transport_bucket_ns. */
-uint64_t pool_bucket_ns(unsigned bucket);
 
 /* Walks every slot and accounts for it: free (list or magazine), taken, or retired by pool_resize, none twice, as many as the
  * counters say. Returns 0, -EUCLEAN, or -ENOMEM (no memory for the walk). Only while no other thread uses the pool. */

@@ -69,7 +69,7 @@ struct waiter {
 struct queue {
     struct waiter *first, **end;        /* guarded by pool->lock, as is writing the counters; these are read without it */
     _Atomic uint64_t depth, high_water, waits, expired, total_ns;
-    _Atomic uint64_t wait[POOL_BUCKETS];
+    _Atomic uint64_t wait[LATENCY_BUCKETS];
 };
 
 struct pool {

@@ -7,31 +7,11 @@
 
 enum { TRY_MS = 2 };                    /* how often the first tries to evict */
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
-
 /* ---- Counters: written under pool->lock, read without ---- */
 
 static void add(_Atomic uint64_t *counter, uint64_t n)
 {
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
-}
-
-uint64_t pool_bucket_ns(unsigned bucket)
-{
-    return bucket < 4 ? bucket : (uint64_t)(4 + bucket % 4) << (bucket / 4 - 1);
-}
-
-static unsigned bucket_of(uint64_t ns)
-{
-    if (ns < 4)
-        return (unsigned)ns;
-    unsigned exponent = 63 - (unsigned)__builtin_clzll(ns), bucket = (exponent - 1) * 4 + (ns >> (exponent - 2) & 3);
-    return bucket < POOL_BUCKETS ? bucket : POOL_BUCKETS - 1;
 }
 
 void pool_queue_stats(struct pool *pool, struct pool_queue_stats stats[POOL_CLASSES])
@@ -45,7 +25,7 @@ void pool_queue_stats(struct pool *pool, struct pool_queue_stats stats[POOL_CLAS
             .expired = atomic_load_explicit(&q->expired, memory_order_relaxed),
             .total_ns = atomic_load_explicit(&q->total_ns, memory_order_relaxed),
         };
-        for (unsigned i = 0; i < POOL_BUCKETS; i++)
+        for (unsigned i = 0; i < LATENCY_BUCKETS; i++)
             stats[class].wait[i] = atomic_load_explicit(&q->wait[i], memory_order_relaxed);
     }
 }
@@ -102,7 +82,7 @@ static void count_wait(struct queue *q, uint64_t ns, bool in_vain)
     add(&q->waits, 1);
     add(&q->expired, in_vain);
     add(&q->total_ns, ns);
-    add(&q->wait[bucket_of(ns)], 1);
+    add(&q->wait[latency_bucket(ns)], 1);
 }
 
 static void sleep_until(struct pool *pool, struct waiter *self, uint64_t ns)
@@ -117,7 +97,7 @@ static void await_turn(struct pool *pool, enum pool_class class, struct waiter *
     pthread_mutex_lock(&pool->lock);
     bool behind = pool_is_behind(pool, class, self);
     if (behind || shared_free(pool) <= pool->reserve) {
-        uint64_t soon = now_ns() + TRY_MS * 1000000ull;
+        uint64_t soon = monotonic_ns() + TRY_MS * 1000000ull;
         sleep_until(pool, self, behind || soon > deadline ? deadline : soon);
     }
     pthread_mutex_unlock(&pool->lock);
@@ -128,7 +108,7 @@ struct node *pool_wait(struct pool *pool, struct magazine *m, enum pool_kind kin
     struct queue *q = &pool->queue[class];
     struct waiter self;
     struct node *node = NULL;
-    uint64_t start = now_ns(), deadline = start + POOL_WAIT_MS * 1000000ull;
+    uint64_t start = monotonic_ns(), deadline = start + POOL_WAIT_MS * 1000000ull;
     pthread_condattr_t attr;
 
     pthread_condattr_init(&attr);
@@ -143,7 +123,7 @@ struct node *pool_wait(struct pool *pool, struct magazine *m, enum pool_kind kin
 
     while (!hopeless) {
         enum share share = pool_take_shared(pool, m, kind, class, &self, &node);
-        if (share == SHARE_GOT || now_ns() >= deadline)
+        if (share == SHARE_GOT || monotonic_ns() >= deadline)
             break;
         if (share == SHARE_BEHIND || !pool_make_room(pool))
             await_turn(pool, class, &self, deadline);
@@ -152,7 +132,7 @@ struct node *pool_wait(struct pool *pool, struct magazine *m, enum pool_kind kin
     pthread_mutex_lock(&pool->lock);
     if (!hopeless) {
         dequeue(pool, q, &self);
-        count_wait(q, now_ns() - start, !node);
+        count_wait(q, monotonic_ns() - start, !node);
     }
     pthread_mutex_unlock(&pool->lock);
     pthread_cond_destroy(&self.wake);

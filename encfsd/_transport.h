@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "_latency.h"
+
 struct volume;
 struct transport;
 
@@ -20,7 +22,6 @@ enum {
      * only because there must be one. */
     TRANSPORT_CACHE_SECONDS = 3600,
     TRANSPORT_OPCODES = 64,             /* opcodes of FUSE are smaller; what is not counts as 0 */
-    TRANSPORT_BUCKETS = 128,            /* of a latency histogram */
 };
 
 struct transport_init {                 /* what INIT negotiated, for the log and `stats` */
@@ -28,12 +29,12 @@ struct transport_init {                 /* what INIT negotiated, for the log and
     uint64_t kernel_flags, reply_flags;
 };
 
-/* One opcode. Bucket b of a histogram counts latencies from transport_bucket_ns(b) up to, but not including, that of b + 1. */
+/* One opcode. */
 struct transport_opcode {
     uint64_t native, forwarded;         /* requests answered */
     uint64_t failed;                    /* of both: answered with an error */
     uint64_t total_ns;                  /* from reading a request to writing its reply */
-    uint64_t latency[TRANSPORT_BUCKETS];
+    uint64_t latency[LATENCY_BUCKETS];
 };
 
 struct transport_options {
@@ -57,9 +58,6 @@ void transport_init_info(struct transport *t, struct transport_init *init);
 
 /* Copies the counters of all opcodes, without a lock: each is right, they need not belong to the same instant. */
 void transport_stats(struct transport *t, struct transport_opcode stats[TRANSPORT_OPCODES]);
-
-/* Lower bound of a bucket, in ns: four buckets for each power of two. */
-uint64_t transport_bucket_ns(unsigned bucket);
 
 /* Ends the threads, waits for requests that are being carried out, and closes all descriptors. The connection must be done or is
  * aborted by this. */

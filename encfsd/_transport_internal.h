@@ -149,7 +149,6 @@ bool init_reply(struct transport *t, uint8_t *message, size_t *size);
 
 /* ---- _transport_stats.c ---- */
 
-uint64_t monotonic_ns(void);
 int counters_create(struct transport *t);
 void count_native(struct message *m, bool failed);
 void count_forwarded(struct message *m);

@@ -4,21 +4,12 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 
 struct transport_counters {
     struct {
-        _Atomic uint64_t native, forwarded, failed, total_ns, latency[TRANSPORT_BUCKETS];
+        _Atomic uint64_t native, forwarded, failed, total_ns, latency[LATENCY_BUCKETS];
     } opcode[TRANSPORT_OPCODES];
 };
-
-uint64_t monotonic_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 
 int counters_create(struct transport *t)
 {
@@ -30,21 +21,6 @@ static void add(_Atomic uint64_t *counter, uint64_t n) { atomic_fetch_add_explic
 
 static uint64_t get(const _Atomic uint64_t *counter) { return atomic_load_explicit(counter, memory_order_relaxed); }
 
-/* Two bits after the leading one choose among the four buckets of a power of two; the first four are exact. */
-static unsigned bucket_of(uint64_t ns)
-{
-    if (ns < 4)
-        return (unsigned)ns;
-    unsigned exponent = 63 - (unsigned)__builtin_clzll(ns);
-    unsigned bucket = 4 * (exponent - 1) + (unsigned)(ns >> (exponent - 2) & 3);
-    return bucket < TRANSPORT_BUCKETS ? bucket : TRANSPORT_BUCKETS - 1;
-}
-
-uint64_t transport_bucket_ns(unsigned bucket)
-{
-    return bucket < 4 ? bucket : (uint64_t)(4 + bucket % 4) << (bucket / 4 - 1);
-}
-
 static unsigned index_of(uint32_t opcode) { return opcode < TRANSPORT_OPCODES ? opcode : 0; }
 
 static void count_latency(struct transport *t, uint32_t opcode, uint64_t since_ns, bool failed)
@@ -52,7 +28,7 @@ static void count_latency(struct transport *t, uint32_t opcode, uint64_t since_n
     uint64_t ns = monotonic_ns() - since_ns;
 
     add(&t->counters->opcode[index_of(opcode)].total_ns, ns);
-    add(&t->counters->opcode[index_of(opcode)].latency[bucket_of(ns)], 1);
+    add(&t->counters->opcode[index_of(opcode)].latency[latency_bucket(ns)], 1);
     if (failed)
         add(&t->counters->opcode[index_of(opcode)].failed, 1);
 }
@@ -94,7 +70,7 @@ void transport_stats(struct transport *t, struct transport_opcode stats[TRANSPOR
         stats[i].forwarded = get(&t->counters->opcode[i].forwarded);
         stats[i].failed = get(&t->counters->opcode[i].failed);
         stats[i].total_ns = get(&t->counters->opcode[i].total_ns);
-        for (int b = 0; b < TRANSPORT_BUCKETS; b++)
+        for (int b = 0; b < LATENCY_BUCKETS; b++)
             stats[i].latency[b] = get(&t->counters->opcode[i].latency[b]);
     }
 }

@@ -125,7 +125,7 @@ def _at_most(buckets: list[tuple[int, int]], permille: int) -> int:
 
 @functools.cache
 def _bucket_starts() -> list[int]:
-    return [int(lib.transport_bucket_ns(i)) for i in range(lib.TRANSPORT_BUCKETS)]
+    return [int(lib.latency_bucket_ns(i)) for i in range(lib.LATENCY_BUCKETS)]
 
 
 @functools.cache

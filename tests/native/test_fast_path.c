@@ -904,12 +904,12 @@ TEST(all_other_opcodes_pass_unchanged_and_so_do_their_answers)
 
 TEST(buckets_are_in_order_and_four_a_power_of_two)
 {
-    CHECK_EQ(transport_bucket_ns(0), 0);
-    CHECK_EQ(transport_bucket_ns(3), 3);
-    for (unsigned b = 1; b < TRANSPORT_BUCKETS; b++)
-        CHECK(transport_bucket_ns(b) > transport_bucket_ns(b - 1));
-    for (unsigned b = 4; b + 4 < TRANSPORT_BUCKETS; b++)
-        CHECK_EQ(transport_bucket_ns(b + 4), 2 * transport_bucket_ns(b));
+    CHECK_EQ(latency_bucket_ns(0), 0);
+    CHECK_EQ(latency_bucket_ns(3), 3);
+    for (unsigned b = 1; b < LATENCY_BUCKETS; b++)
+        CHECK(latency_bucket_ns(b) > latency_bucket_ns(b - 1));
+    for (unsigned b = 4; b + 4 < LATENCY_BUCKETS; b++)
+        CHECK_EQ(latency_bucket_ns(b + 4), 2 * latency_bucket_ns(b));
 }
 
 TEST(counters_add_up)
@@ -947,10 +947,10 @@ TEST(counters_add_up)
         uint64_t sum = 0;
         unsigned __int128 least = 0, most = 0;
 
-        for (unsigned b = 0; b < TRANSPORT_BUCKETS; b++) {
+        for (unsigned b = 0; b < LATENCY_BUCKETS; b++) {
             sum += stats[i].latency[b];
-            least += (unsigned __int128)stats[i].latency[b] * transport_bucket_ns(b);
-            most += (unsigned __int128)stats[i].latency[b] * (b + 1 < TRANSPORT_BUCKETS ? transport_bucket_ns(b + 1) : UINT64_MAX);
+            least += (unsigned __int128)stats[i].latency[b] * latency_bucket_ns(b);
+            most += (unsigned __int128)stats[i].latency[b] * (b + 1 < LATENCY_BUCKETS ? latency_bucket_ns(b + 1) : UINT64_MAX);
         }
         CHECK_EQ(sum, stats[i].native + stats[i].forwarded);
         CHECK(least <= stats[i].total_ns && (sum == 0 ? stats[i].total_ns == 0 : stats[i].total_ns < most));

@@ -407,7 +407,7 @@ TEST(everything_at_once)
     transport_stats(kernel.transport, stats);
     for (int i = 0; i < TRANSPORT_OPCODES; i++) {
         uint64_t sum = 0;
-        for (int b = 0; b < TRANSPORT_BUCKETS; b++)
+        for (int b = 0; b < LATENCY_BUCKETS; b++)
             sum += stats[i].latency[b];
         CHECK_EQ(sum, stats[i].native);
         CHECK_EQ(stats[i].forwarded, 0);

@@ -55,15 +55,15 @@ static void finish(struct pool *pool)
 
 TEST(buckets)
 {
-    for (unsigned b = 0; b + 1 < POOL_BUCKETS; b++) {
-        CHECK_EQ(bucket_of(pool_bucket_ns(b)), b);
-        CHECK_EQ(bucket_of(pool_bucket_ns(b + 1) - 1), b);
+    for (unsigned b = 0; b + 1 < LATENCY_BUCKETS; b++) {
+        CHECK_EQ(latency_bucket(latency_bucket_ns(b)), b);
+        CHECK_EQ(latency_bucket(latency_bucket_ns(b + 1) - 1), b);
     }
-    CHECK_EQ(pool_bucket_ns(0), 0);
-    CHECK_EQ(pool_bucket_ns(7), 7);
-    CHECK_EQ(pool_bucket_ns(9), 10);
-    CHECK_EQ(pool_bucket_ns(12), 16);
-    CHECK_EQ(bucket_of(UINT64_MAX), POOL_BUCKETS - 1);
+    CHECK_EQ(latency_bucket_ns(0), 0);
+    CHECK_EQ(latency_bucket_ns(7), 7);
+    CHECK_EQ(latency_bucket_ns(9), 10);
+    CHECK_EQ(latency_bucket_ns(12), 16);
+    CHECK_EQ(latency_bucket(UINT64_MAX), LATENCY_BUCKETS - 1);
 }
 
 /* ---- Each strategy ---- */
@@ -90,7 +90,7 @@ EACH_STRATEGY(what_is_given_back_goes_to_who_waits)
     CHECK(c.rc == 0 && c.node && !c.node->overflow);
     struct pool_queue_stats q = queue_of(pool, POOL_APPLICATION);
     uint64_t sum = 0;
-    for (unsigned b = 0; b < POOL_BUCKETS; b++)
+    for (unsigned b = 0; b < LATENCY_BUCKETS; b++)
         sum += q.wait[b];
     CHECK(q.depth == 0 && q.high_water == 1 && q.waits == 1 && q.expired == 0 && q.total_ns > 0 && sum == 1);
     CHECK_EQ(queue_of(pool, POOL_COMMIT).waits + queue_of(pool, POOL_BACKGROUND).waits, 0);

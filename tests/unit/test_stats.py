@@ -34,12 +34,12 @@ def opcode(native: int, forwarded: int, failed: int, latency: dict[int, int]) ->
     counted.native, counted.forwarded, counted.failed = native, forwarded, failed
     for bucket, count in latency.items():
         counted.latency[bucket] = count
-        counted.total_ns += count * lib.transport_bucket_ns(bucket)
+        counted.total_ns += count * lib.latency_bucket_ns(bucket)
     return stats._opcode(counted)
 
 
 def test_percentiles_are_ends_of_buckets() -> None:
-    start = lib.transport_bucket_ns
+    start = lib.latency_bucket_ns
     told = opcode(990, 10, 3, {40: 500, 41: 490, 60: 9, 80: 1})
     assert (told["native"], told["forwarded"], told["failed"]) == (990, 10, 3)
     assert told["p50_ns"] == start(41)
@@ -51,8 +51,8 @@ def test_percentiles_are_ends_of_buckets() -> None:
 
 
 def test_the_last_bucket_has_no_end() -> None:
-    last = lib.TRANSPORT_BUCKETS - 1
-    assert opcode(1, 0, 0, {last: 1})["p50_ns"] == lib.transport_bucket_ns(last)
+    last = lib.LATENCY_BUCKETS - 1
+    assert opcode(1, 0, 0, {last: 1})["p50_ns"] == lib.latency_bucket_ns(last)
 
 
 def test_an_opcode_without_latencies() -> None:

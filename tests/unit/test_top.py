@@ -168,12 +168,12 @@ def test_strategies_and_policies_are_in_the_order_of_the_enums() -> None:
 
 
 def test_queues_have_the_buckets_of_latencies() -> None:
-    assert [lib.pool_bucket_ns(i) for i in range(lib.POOL_BUCKETS)] == _bucket_starts()
+    assert [lib.latency_bucket_ns(i) for i in range(lib.LATENCY_BUCKETS)] == _bucket_starts()
     counted = ffi.new("struct pool_queue_stats *")
     counted.waits, counted.total_ns = 4, 4000
     counted.wait[40] = 4
     told = _queue(counted)
-    start, end = lib.pool_bucket_ns(40), lib.pool_bucket_ns(41)
+    start, end = lib.latency_bucket_ns(40), lib.latency_bucket_ns(41)
     assert (told["mean_ns"], told["p50_ns"], told["wait"]) == (1000, end, [[start, 4]])
 
 
