@@ -28,6 +28,14 @@ VALUE_SIZE = 1025
 TIMEOUT = 120  # seconds; no command of the demo takes nearly as long
 
 
+def puts(first: int, end: int) -> WriteBatch:
+    """Return a batch that puts records from `first` up to, but not including, `end`."""
+    batch = WriteBatch(raw_mode=True)
+    for record in range(first, end):
+        batch.put(key_of(record), value_of(record))
+    return batch
+
+
 def say(text: str) -> None:
     """Print a step."""
     sys.stdout.write(f"{text}\n")
@@ -70,9 +78,7 @@ def load(path: Path, records: int) -> None:
     slowest = 0.0
     start = time.monotonic()
     for first in range(0, records, BATCH):
-        batch = WriteBatch(raw_mode=True)
-        for number in range(first, min(first + BATCH, records)):
-            batch.put(key_of(number), value_of(number))
+        batch = puts(first, min(first + BATCH, records))
         before = time.monotonic()
         database.write(batch)
         slowest = max(slowest, time.monotonic() - before)

@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from demo import BATCH, key_of, options, value_of
-from rocksdict import Rdict, WriteBatch
+from demo import BATCH, options, puts
+from rocksdict import Rdict
 
 TOGETHER = 20
 
@@ -25,9 +25,7 @@ def main() -> None:
     means = []
     spent = 0.0
     for number in range(int(sys.argv[2])):
-        batch = WriteBatch(raw_mode=True)
-        for record in range(number * BATCH, (number + 1) * BATCH):
-            batch.put(key_of(record), value_of(record))
+        batch = puts(number * BATCH, (number + 1) * BATCH)
         before = time.perf_counter()
         database.write(batch)
         spent += time.perf_counter() - before

@@ -14,8 +14,8 @@ import re
 import sys
 import time
 
-from demo import BATCH, VALUE_SIZE, key_of, options, value_of
-from rocksdict import Rdict, WriteBatch
+from demo import BATCH, VALUE_SIZE, key_of, options, puts
+from rocksdict import Rdict
 
 from encfsd.control import Client
 
@@ -50,9 +50,7 @@ def main() -> None:
     points = []
     spent = all_spent = 0.0
     for number in range(batches):
-        batch = WriteBatch(raw_mode=True)
-        for record in range(number * BATCH, (number + 1) * BATCH):
-            batch.put(key_of(record), value_of(record))
+        batch = puts(number * BATCH, (number + 1) * BATCH)
         before = time.perf_counter()
         database.write(batch)
         spent += time.perf_counter() - before

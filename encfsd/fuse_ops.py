@@ -37,9 +37,7 @@ from pyfuse3 import (
 from encfsd.native import ffi, lib
 from encfsd.requests import Requests, new_buffer
 
-# Seconds. Nobody else changes the volume, so what the kernel knows stays true; a finite time only
-# because there must be one.
-TIMEOUT = 3600
+TIMEOUT: int = lib.TRANSPORT_CACHE_SECONDS
 
 _WRITER = 1 << 63  # in a file handle; inode numbers are smaller
 _INODE = _WRITER - 1

@@ -14,6 +14,18 @@
 
 enum { MIB = 1 << 20, TEN_SECONDS = 10000, SOCKET_ROOM = 8 * MIB };
 
+/* Open descriptors of this process. */
+static inline unsigned descriptors(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    unsigned n = 0;
+
+    while (readdir(dir) != NULL)
+        n++;
+    closedir(dir);
+    return n;
+}
+
 /* A reply that came before one that was waited for. */
 struct early {
     struct early *next;

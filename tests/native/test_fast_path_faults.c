@@ -108,17 +108,6 @@ ssize_t __wrap_write(int fd, const void *bytes, size_t size)
     return -1;
 }
 
-static unsigned descriptors(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    unsigned n = 0;
-
-    while (readdir(dir) != NULL)
-        n++;
-    closedir(dir);
-    return n;
-}
-
 static void check_serves(void)
 {
     struct fuse_getattr_in in = {0};

@@ -349,17 +349,6 @@ TEST(stop_while_requests_keep_coming)
     end_cold();
 }
 
-static unsigned descriptors(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    unsigned n = 0;
-
-    while (readdir(dir) != NULL)
-        n++;
-    closedir(dir);
-    return n;
-}
-
 TEST(many_lives)
 {
     if (!begin_cold())
