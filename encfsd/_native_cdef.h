@@ -151,7 +151,8 @@ struct request {
     struct ns_caller caller;
     struct attr attr;
     int64_t result;
-    uint64_t statfs_blocks, statfs_free, statfs_inodes;
+    uint64_t statfs_blocks, statfs_free;
+    uint64_t statfs_inodes;
     uint64_t ticket;
     ...;
 };
@@ -159,6 +160,7 @@ struct request {
 int request_start(struct volume *v, struct request *request);
 int request_completion_fd(struct volume *v);
 struct request *request_next_completed(struct volume *v);
+uint64_t request_st_blocks(const struct attr *attr);
 void request_forget(struct volume *v, uint64_t ino, uint64_t lookups);
 void request_writers_unknown(struct volume *v);
 void request_note_writer(struct volume *v, uint64_t ino, int change);

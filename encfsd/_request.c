@@ -161,11 +161,32 @@ static int64_t run_getxattr(struct volume *v, struct request *r, bool nowait)
     return rc ? rc : (int64_t)len;
 }
 
+/* Names of trusted. are for those with CAP_SYS_ADMIN; of callers only their user is known here. */
+static size_t without_trusted(char *names, size_t size)
+{
+    static const char hidden[] = "trusted.";
+    size_t kept = 0;
+
+    for (size_t at = 0; at < size;) {
+        size_t len = strnlen(names + at, size - at) + 1;
+
+        if (strncmp(names + at, hidden, sizeof hidden - 1) != 0) {
+            memmove(names + kept, names + at, len);
+            kept += len;
+        }
+        at += len;
+    }
+    return kept;
+}
+
 static int64_t run_listxattr(struct volume *v, struct request *r, bool nowait)
 {
     size_t len = 0;
     int rc = ns_listxattr(v->ns, r->ino, r->buffer, r->size, &len, ns_flags(nowait));
-    return rc ? rc : (int64_t)len;
+
+    if (rc)
+        return rc;
+    return (int64_t)(r->caller.uid ? without_trusted(r->buffer, len) : len);
 }
 
 static int64_t run_removexattr(struct volume *v, struct request *r, bool nowait)
@@ -245,7 +266,7 @@ static int64_t run_statfs(struct volume *v, struct request *r, bool nowait)
         return rc;
     r->statfs_blocks = total / NODE_SIZE;
     r->statfs_free = free_bytes / NODE_SIZE;
-    r->statfs_inodes = counts.inodes;
+    r->statfs_inodes = counts.inodes + r->statfs_free;  /* they have no place of their own: one may follow in each free block */
     return 0;
 }
 
@@ -374,6 +395,13 @@ struct request *request_next_completed(struct volume *v)
     }
     pthread_mutex_unlock(&q->mutex);
     return r;
+}
+
+/* While a file is being written the kernel knows its size, but blocks only from here. Programs that preserve holes take 0 for "all
+ * hole", so it must not be said of an empty file either. */
+uint64_t request_st_blocks(const struct attr *attr)
+{
+    return attr->blocks != 0 || !S_ISREG(attr->mode) ? attr->blocks : 1;
 }
 
 struct drop {

@@ -39,7 +39,8 @@ struct request {
     /* out */
     int64_t result;                     /* >= 0: success (read, write, copy, getxattr, listxattr, readlink: bytes; readdir: entries;
                                            seek: offset), < 0: negative errno */
-    uint64_t statfs_blocks, statfs_free, statfs_inodes; /* blocks of NODE_SIZE */
+    uint64_t statfs_blocks, statfs_free;    /* blocks of NODE_SIZE; as many inodes are free */
+    uint64_t statfs_inodes;                 /* used and free */
     uint64_t ticket;                    /* copied through for the caller: which task waits */
     /* private to _request.c */
     struct job job;
@@ -65,6 +66,9 @@ void request_park(struct volume *v, struct request *request);
 int request_completion_fd(struct volume *v);
 /* Resets the eventfd when the queue gets empty. NULL: none. Never blocks. */
 struct request *request_next_completed(struct volume *v);
+
+/* What st_blocks says of an inode with these attributes, in units of 512 bytes. */
+uint64_t request_st_blocks(const struct attr *attr);
 
 /* FORGET never waits: if the inode cannot be dropped right now an I/O thread does it. */
 void request_forget(struct volume *v, uint64_t ino, uint64_t lookups);

@@ -38,7 +38,7 @@ struct message {
     uint64_t received_ns;               /* CLOCK_MONOTONIC */
     /* copied out of the request's header, because a reply may be written over it */
     uint64_t unique, nodeid;
-    uint32_t opcode, uid;
+    uint32_t opcode;
     bool warm;                          /* more than its first pages are in memory */
     size_t size;                        /* bytes of the request, header included */
     size_t room, used;                  /* bytes that a reply may have after its header; of a listing: has so far */

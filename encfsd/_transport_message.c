@@ -118,7 +118,6 @@ int message_receive(struct transport *t, struct message *m)
     m->unique = header->unique;
     m->nodeid = header->nodeid;
     m->opcode = header->opcode;
-    m->uid = header->uid;
     m->size = (size_t)size;
     m->used = 0;
     return 1;

@@ -77,14 +77,10 @@ static void split_time(int64_t ns, uint64_t *seconds, uint32_t *nanoseconds)
     *nanoseconds = (uint32_t)rest;
 }
 
-/* While a file is being written the kernel knows its size, but blocks only from here. Programs that preserve holes take 0 for "all
- * hole", so it must not be said of an empty file either. */
-static uint64_t blocks_of(const struct attr *a) { return a->blocks != 0 || !S_ISREG(a->mode) ? a->blocks : 1; }
-
 static void fill_attr(struct fuse_attr *out, const struct attr *a)
 {
     *out = (struct fuse_attr){
-        .ino = a->ino, .size = a->size, .blocks = blocks_of(a), .mode = a->mode, .nlink = a->nlink, .uid = a->uid, .gid = a->gid,
+        .ino = a->ino, .size = a->size, .blocks = request_st_blocks(a), .mode = a->mode, .nlink = a->nlink, .uid = a->uid, .gid = a->gid,
         .rdev = a->rdev, .blksize = NODE_SIZE,
     };
     split_time(a->atime, &out->atime, &out->atimensec);
@@ -327,6 +323,7 @@ static int decode_listxattr(struct message *m, struct body *body)
     m->asked = in->size;
     m->request.buffer = message_reply_data(m);
     m->request.size = XATTR_ROOM;
+    set_caller(m, 0);
     return 0;
 }
 
@@ -460,7 +457,7 @@ static int64_t encode_statx(struct message *m, void *reply)
     *out = (struct fuse_abi_statx_out){.attr_valid = TRANSPORT_CACHE_SECONDS};
     out->stat = (struct fuse_abi_statx){
         .mask = STATX_BASIC_AND_BTIME, .blksize = NODE_SIZE, .nlink = a->nlink, .uid = a->uid, .gid = a->gid,
-        .mode = (uint16_t)a->mode, .ino = a->ino, .size = a->size, .blocks = blocks_of(a),
+        .mode = (uint16_t)a->mode, .ino = a->ino, .size = a->size, .blocks = request_st_blocks(a),
         .rdev_major = major(a->rdev), .rdev_minor = minor(a->rdev),
     };
     fill_sx_time(&out->stat.atime, a->atime);
@@ -494,14 +491,13 @@ static int64_t encode_listing(struct message *m, void *reply)
     return (int64_t)m->used;
 }
 
-/* Inodes have no place of their own: a block each may follow. */
 static int64_t encode_statfs(struct message *m, void *reply)
 {
     const struct request *r = &m->request;
 
     *(struct fuse_statfs_out *)reply = (struct fuse_statfs_out){.st = {
         .bsize = NODE_SIZE, .frsize = NODE_SIZE, .blocks = r->statfs_blocks, .bfree = r->statfs_free, .bavail = r->statfs_free,
-        .files = r->statfs_inodes + r->statfs_free, .ffree = r->statfs_free, .namelen = NAME_MAX_BYTES,
+        .files = r->statfs_inodes, .ffree = r->statfs_free, .namelen = NAME_MAX_BYTES,
     }};
     return sizeof(struct fuse_statfs_out);
 }
@@ -517,28 +513,8 @@ static int64_t encode_getxattr(struct message *m, void *reply)
     return m->asked == 0 ? encode_xattr_size(m, reply) : m->request.result;
 }
 
-/* Names of trusted. are for those with CAP_SYS_ADMIN; of callers only their user is known here. */
-static int64_t without_trusted(char *names, int64_t size)
-{
-    static const char hidden[] = "trusted.";
-    int64_t kept = 0;
-
-    for (int64_t at = 0; at < size;) {
-        int64_t len = (int64_t)strnlen(names + at, (size_t)(size - at)) + 1;
-
-        if (strncmp(names + at, hidden, sizeof hidden - 1) != 0) {
-            memmove(names + kept, names + at, (size_t)len);
-            kept += len;
-        }
-        at += len;
-    }
-    return kept;
-}
-
 static int64_t encode_listxattr(struct message *m, void *reply)
 {
-    if (m->uid != 0)
-        m->request.result = without_trusted(reply, m->request.result);
     if (m->asked == 0)
         return encode_xattr_size(m, reply);
     return m->request.result <= m->asked ? m->request.result : -ERANGE;

@@ -108,9 +108,7 @@ def _entry(attr: Any) -> EntryAttributes:
     entry.st_gid = attr.gid
     entry.st_rdev = attr.rdev
     entry.st_size = attr.size
-    # While a file is being written the kernel knows its size, but blocks only from here. Programs
-    # that preserve holes take 0 for "all hole", so it must not be said of an empty file either.
-    entry.st_blocks = attr.blocks or int(stat.S_ISREG(attr.mode))
+    entry.st_blocks = lib.request_st_blocks(ffi.addressof(attr))
     entry.st_atime_ns = attr.atime
     entry.st_mtime_ns = attr.mtime
     entry.st_ctime_ns = attr.ctime
@@ -233,10 +231,13 @@ class Operations(pyfuse3.Operations):
         """Return the target of a symbolic link."""
         return FileNameT(await self._bytes(lib.REQ_READLINK, inode, _TARGET_MAX))
 
-    async def _bytes(self, op: int, inode: int, room: int, name: bytes = b"") -> bytes:
-        """Run a request that fills a buffer of `room` bytes."""
+    async def _bytes(
+        self, op: int, inode: int, room: int, *, name: bytes = b"", uid: int = 0
+    ) -> bytes:
+        """Run a request that fills a buffer of `room` bytes, for user `uid` if that matters."""
         buffer = new_buffer("char[]", room)
         request = self._requests.new(op, inode)
+        request.caller.uid = uid
         request.buffer = buffer
         request.size = room
         if name:
@@ -495,14 +496,14 @@ class Operations(pyfuse3.Operations):
 
     @_handler
     async def statfs(self, ctx: RequestContext) -> StatvfsData:  # noqa: ARG002
-        """Return the space there is. Inodes have no place of their own: a block each may follow."""
+        """Return the space there is."""
         request = self._requests.new(lib.REQ_STATFS, pyfuse3.ROOT_INODE)
         result = await self._requests.run(request)
         data = StatvfsData()
         data.f_bsize = data.f_frsize = lib.NODE_SIZE
         data.f_blocks = request.statfs_blocks
         data.f_bfree = data.f_bavail = request.statfs_free
-        data.f_files = request.statfs_inodes + request.statfs_free
+        data.f_files = request.statfs_inodes
         data.f_ffree = data.f_favail = request.statfs_free
         data.f_namemax = lib.NAME_MAX_BYTES
         self._requests.recycle(request)
@@ -545,14 +546,13 @@ class Operations(pyfuse3.Operations):
         ctx: RequestContext,  # noqa: ARG002
     ) -> bytes:
         """Return the value of an attribute."""
-        return await self._bytes(lib.REQ_GETXATTR, inode, _XATTR_MAX, name)
+        return await self._bytes(lib.REQ_GETXATTR, inode, _XATTR_MAX, name=name)
 
     @_handler
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """Return the names of all attributes that the caller may see."""
-        names = (await self._bytes(lib.REQ_LISTXATTR, inode, _XATTR_MAX)).split(b"\0")[:-1]
-        hidden = b"\0" if ctx.uid == 0 else b"trusted."
-        return [XAttrNameT(name) for name in names if not name.startswith(hidden)]
+        names = await self._bytes(lib.REQ_LISTXATTR, inode, _XATTR_MAX, uid=ctx.uid)
+        return [XAttrNameT(name) for name in names.split(b"\0")[:-1]]
 
     @_handler
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
