@@ -192,6 +192,16 @@ static void give_back(struct inode *inode)
     inode->work->object_users--;
 }
 
+void file_write_back(struct inode *inode)
+{
+    pthread_mutex_lock(&inode->lock);
+    if (inode->object) {
+        object_write_back(lend(inode), SIZE_MAX);
+        give_back(inode);
+    }
+    pthread_mutex_unlock(&inode->lock);
+}
+
 int file_object(struct volume *v, struct inode *inode, struct object **object)
 {
     int rc = 0;

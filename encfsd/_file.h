@@ -36,4 +36,7 @@ int64_t file_seek(struct volume *v, uint64_t ino, uint64_t offset, int whence, i
 /* For groups: commits nothing itself; makes inode->object available (opens it by its record). Inode lock not held. */
 int file_object(struct volume *v, struct inode *inode, struct object **object);
 
+/* Writes back the dirty nodes of a file that no group commits, because it is deleted: they become clean. Blocks. What fails stays dirty. */
+void file_write_back(struct inode *inode);
+
 #endif

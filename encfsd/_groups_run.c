@@ -98,8 +98,8 @@ static int collect(struct groups *g, struct target_list *list, const struct wait
 }
 
 /* Lets go of deleted inodes first: nobody can name them after a crash, and those that nobody has open any more are dropped here,
- * so that this very group frees their objects. The list keeps its order; *first and *end are moved along. */
-static void release_deleted(struct groups *g, struct target_list *list, size_t *first, size_t *end)
+ * so that this very group frees their objects. The others go to *open. The list keeps its order; *first and *end are moved along. */
+static void release_deleted(struct groups *g, struct target_list *list, size_t *first, size_t *end, struct target_list *open)
 {
     size_t kept = 0, new_first = 0, new_end = 0;
 
@@ -114,7 +114,8 @@ static void release_deleted(struct groups *g, struct target_list *list, size_t *
             pthread_mutex_lock(&g->mutex);
             inode->in_group = false;
             pthread_mutex_unlock(&g->mutex);
-            ns_put_inode(g->v->ns, inode);
+            if (!inode_is_known(g->v->inodes, inode) || add_target(open, inode, false))
+                ns_put_inode(g->v->ns, inode);
             continue;
         }
         new_first += i < *first;
@@ -124,6 +125,16 @@ static void release_deleted(struct groups *g, struct target_list *list, size_t *
     list->count = kept;
     *first = new_first;
     *end = new_end;
+}
+
+/* No group commits a deleted file, but while somebody has it open its dirty nodes must not stay in memory for that. */
+static void write_back_deleted(struct groups *g, struct target_list *open)
+{
+    for (size_t i = 0; i < open->count; i++) {
+        file_write_back(open->items[i].inode);
+        ns_put_inode(g->v->ns, open->items[i].inode);
+    }
+    free(open->items);
 }
 
 /* ---- record ---- */
@@ -433,7 +444,7 @@ static int make_durable(struct groups *g, struct target_list *list, size_t first
 
 void groups_run(struct groups *g, struct waiter *waiters, bool full, bool last)
 {
-    struct target_list list = {0};
+    struct target_list list = {0}, deleted = {0};
     struct object_record record;
     size_t first_published = 0, end_published = 0;
     uint64_t mark = 0;
@@ -443,7 +454,7 @@ void groups_run(struct groups *g, struct waiter *waiters, bool full, bool last)
 
     if (!rc) {
         memory = collect(g, &list, waiters, full, &first_published, &end_published);
-        release_deleted(g, &list, &first_published, &end_published);
+        release_deleted(g, &list, &first_published, &end_published, &deleted);
         rc = make_durable(g, &list, first_published, end_published, last, &record, &mark);
     }
     if (!rc) {
@@ -460,6 +471,7 @@ void groups_run(struct groups *g, struct waiter *waiters, bool full, bool last)
     let_targets_go(g, &list, mark, rc == 0);
     finish_waiters(g, waiters, &list, rc ? rc : memory);
     free(list.items);
+    write_back_deleted(g, &deleted);
     if (!rc) {
         rc = state_write(g->v, &record, false);
         if (rc)

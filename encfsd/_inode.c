@@ -217,6 +217,15 @@ bool inode_put(struct inode_table *table, struct inode *inode)
     return droppable;
 }
 
+bool inode_is_known(struct inode_table *table, struct inode *inode)
+{
+    struct shard *shard = shard_of(table, inode->ino);
+    pthread_mutex_lock(&shard->lock);
+    bool known = inode->lookups > 0;
+    pthread_mutex_unlock(&shard->lock);
+    return known;
+}
+
 bool inode_forget(struct inode_table *table, uint64_t ino, uint64_t n)
 {
     struct shard *shard = shard_of(table, ino);

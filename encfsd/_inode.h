@@ -114,6 +114,9 @@ void inode_unhold(struct inode_table *table, struct inode *inode);
  * the namespace mutex, whether to reclaim a deleted one and removes it with inode_remove_if_unused). */
 bool inode_put(struct inode_table *table, struct inode *inode);
 
+/* Does the kernel know it: has somebody it open, or a name cached? The answer may be old when it is there. */
+bool inode_is_known(struct inode_table *table, struct inode *inode);
+
 /* FORGET. Returns true as inode_put does. Unknown inode numbers are ignored. */
 bool inode_forget(struct inode_table *table, uint64_t ino, uint64_t n);
 

@@ -280,7 +280,8 @@ static struct node *overflow_take(struct pool *pool, enum pool_kind kind)
 {
     void *page;
     struct node *node;
-    if (posix_memalign(&page, NODE_SIZE, NODE_SIZE + sizeof *node))
+    /* Not by pages: glibc would take two for each. */
+    if (posix_memalign(&page, CACHE_LINE, NODE_SIZE + sizeof *node))
         return NULL;
     node = (struct node *)((uint8_t *)page + NODE_SIZE);
     memset(node, 0, sizeof *node);

@@ -45,7 +45,7 @@ struct object;
  * Offering a node for eviction = setting `owner`, with a plain (sequentially consistent) assignment, after everything else
  * is set; `level` must not change while it is set. Withdrawing = setting it to NULL under the owner's lock. */
 struct node {
-    void *page;                         /* NODE_SIZE bytes; aligned to NODE_SIZE, of POOL_MALLOC to 16 bytes */
+    void *page;                         /* NODE_SIZE bytes; a slot's is aligned to NODE_SIZE, others to 16 bytes */
     struct node *pool_next;             /* free list link */
     uint8_t kind;                       /* enum pool_kind of the current take */
     bool overflow;                      /* came from malloc beyond the list: must not stay cached once clean, nor get an owner */

@@ -1,4 +1,5 @@
 /* fallocate, copy_file_range and the privileges that writes take, against a plain model of files. */
+#include <dirent.h>
 #include <linux/falloc.h>
 #include <stdatomic.h>
 #include <sys/xattr.h>
@@ -485,5 +486,49 @@ TEST(forgetting_a_deleted_file_does_not_wait)
     CHECK_EQ(stats.inodes_in_core, known - 1);
     struct request r = {.op = REQ_GETATTR, .ino = file[0].ino};
     CHECK_EQ(client_run(&c, &r), -ENOENT);
+    teardown();
+}
+
+static uint64_t stored_bytes(void)
+{
+    uint64_t bytes = 0;
+    DIR *dir = opendir(path);
+    struct stat st;
+
+    for (const struct dirent *entry; (entry = readdir(dir)) != NULL; )
+        if (fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
+            bytes += (uint64_t)st.st_blocks * 512;
+    closedir(dir);
+    return bytes;
+}
+
+TEST(a_deleted_file_that_is_written_on_and_on_leaves_memory_and_store_to_others)
+{
+    enum { NODES = LARGEST / NODE_SIZE, REWRITES = 20 };
+    uint64_t empty;
+
+    if (!setup())
+        return;
+    CHECK_EQ(client_unlink(&c, ROOT_INO, "a"), 0);
+    CHECK_EQ(client_sync(&c), 0);
+    empty = stored_bytes();
+    for (int round = 0; round < REWRITES; round++) {
+        for (uint64_t i = 0; i < NODES; i++) {
+            uint64_t at = i * 37 % NODES * NODE_SIZE;
+            memset(file[0].data + at, round + (int)i, NODE_SIZE);
+            CHECK_EQ(client_write(&c, file[0].ino, file[0].data + at, NODE_SIZE, at), NODE_SIZE);
+        }
+        CHECK(atomic_load(&c.volume->env.dirty_nodes) > 0);
+        CHECK_EQ(client_sync(&c), 0);
+        for (int i = 0; i < 10000 && atomic_load(&c.volume->env.dirty_nodes) > 0; i++)
+            usleep(1000);
+        CHECK_EQ(atomic_load(&c.volume->env.dirty_nodes), 0);
+    }
+    CHECK(stored_bytes() - empty <= 3 * (uint64_t)LARGEST);
+    for (uint64_t i = 0; i < NODES; i++) {
+        uint8_t back[NODE_SIZE];
+        CHECK_EQ(client_read(&c, file[0].ino, back, NODE_SIZE, i * NODE_SIZE), NODE_SIZE);
+        CHECK_MEM_EQ(back, file[0].data + i * NODE_SIZE, NODE_SIZE);
+    }
     teardown();
 }
