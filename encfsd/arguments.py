@@ -32,6 +32,10 @@ class _Parser(argparse.ArgumentParser):
             self._refuse(next((each for each in unknown if each.startswith("-")), unknown[0]))
         return found, unknown
 
+    def long_names(self) -> set[str]:
+        """Return the names of the options that have a long one, without the dashes."""
+        return {name[2:] for name in self._option_string_actions if name.startswith("--")}
+
     def _refuse(self, unknown: str) -> None:
         if not unknown.startswith("-"):
             raise CommandLineRefused(self.prog, f"{unknown} is one argument too many")
@@ -163,6 +167,14 @@ def _add_mount_options(parser: argparse.ArgumentParser) -> None:
         "-f", "--foreground", action="store_true", help="stay in the foreground, log to stderr"
     )
     parser.add_argument("--log-file", metavar="FILE", help="append the log to FILE")
+
+
+def mount_options() -> set[str]:
+    """Return the names of the options of `encfsd mount` that /etc/fstab may have too."""
+    parser = _Parser(add_help=False)
+    for add in (_add_volume_options, _add_mount_options, _add_secret_options, _add_trust_options):
+        add(parser)
+    return parser.long_names() - {"foreground"}
 
 
 def _command(

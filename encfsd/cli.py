@@ -59,7 +59,7 @@ from encfsd.source import Source
 from encfsd.stats import table
 from encfsd.volume_header import Header
 
-_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 _log = logging.getLogger(__name__)
 
@@ -254,11 +254,11 @@ def _mount(args: argparse.Namespace) -> int:
     settings = _absolute(settings)
     report: process.Report = process.report_nothing
     if not args.foreground:
-        outcome = process.go_to_background()
-        if isinstance(outcome, int):
+        started = process.go_to_background()
+        if isinstance(started, int):
             secret.data.wipe()
-            return outcome
-        report = outcome
+            return started
+        report = started
     log_is_stderr = True
     try:
         with secret, Source(settings.volume.source) as source, Notifier() as notifier:
@@ -555,8 +555,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main(command_line: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     process.warn_on_stderr()
-    code = _outcome(partial(_run, sys.argv[1:] if command_line is None else command_line))
-    unwritten = _outcome(_flush)
+    code = outcome(partial(_run, sys.argv[1:] if command_line is None else command_line))
+    unwritten = outcome(_flush)
     return code or unwritten
 
 
@@ -576,7 +576,8 @@ def _flush() -> int:
     return 0
 
 
-def _outcome(function: Callable[[], int]) -> int:
+def outcome(function: Callable[[], int]) -> int:
+    """Run a function that returns an exit code; print an error instead, and return its code."""
     try:
         return function()
     except EncfsdError as error:
@@ -584,7 +585,7 @@ def _outcome(function: Callable[[], int]) -> int:
         _tell(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     except SystemExit as ended:  # of --help, and of a closed pipe
         return int(ended.code or 0)
 

@@ -289,7 +289,8 @@ class Daemon:
 
     def _clear(self) -> None:
         """Unmount what nobody serves any more, but nothing that was mounted here meanwhile."""
-        if mounting.mounted_at(self._point) is not None and mounting.is_dead(self._point):
+        entry = mounting.mounted_at(self._point)
+        if entry is not None and entry.type == mounting.TYPE and mounting.is_dead(self._point):
             mounting.unmount(self._point, lazy=True)
 
     async def _serve(self, opened: Volume, transport: _Transport) -> None:

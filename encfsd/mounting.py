@@ -35,6 +35,7 @@ from encfsd.native import lib
 from encfsd.options import MountFlags
 
 TYPE = "fuse.encfsd"
+_AUTOMOUNT = "autofs"  # x-systemd.automount in /etc/fstab: the mount goes above it
 DEVICE = "/dev/fuse"
 _HELPER = "fusermount3"
 _HELPER_MISSING = "not installed; it is in the package fuse3"
@@ -122,12 +123,14 @@ def check_mount_point(point: str) -> None:
     `point` is a result of `resolve`.
     """
     entry = mounted_at(point)
-    if entry is not None:
+    automount = entry is not None and entry.type == _AUTOMOUNT
+    if entry is not None and not automount:
         _clear_if_dead(entry)
     try:
         if not stat.S_ISDIR(os.lstat(point).st_mode):
             raise MountPointNoDirectory(point)
-        if os.listdir(point):
+        # Who lists an automount point waits for the mount that is being made.
+        if not automount and os.listdir(point):
             raise MountPointNotEmpty(point)
     except (FileNotFoundError, NotADirectoryError):
         raise MountPointMissing(point) from None

@@ -112,7 +112,7 @@ class MountFlags:
 
 
 # Word -> what it sets. Words that state the default, so that it can be said.
-_FLAG_WORDS: dict[str, dict[str, bool]] = {
+FLAG_WORDS: dict[str, dict[str, bool]] = {
     "ro": {"read_only": True},
     "rw": {"read_only": False},
     "noatime": {"noatime": True},
@@ -137,10 +137,10 @@ def parse_mount_flags(texts: list[str], *, root: bool) -> MountFlags:
     """
     flags = MountFlags()
     for word in (word for text in texts for word in text.split(",") if word):
-        if word not in _FLAG_WORDS:
-            known = ", ".join(_FLAG_WORDS)
+        if word not in FLAG_WORDS:
+            known = ", ".join(FLAG_WORDS)
             raise UsageError(f"-o {word}", f"unknown mount option; known are {known}")
-        flags = replace(flags, **_FLAG_WORDS[word])
+        flags = replace(flags, **FLAG_WORDS[word])
     if (flags.suid or flags.dev) and not root:
         raise UsageError("-o suid,dev", "only root may ask for this")
     return flags
@@ -212,6 +212,6 @@ class MountSettings:
 CRYPTO_BACKENDS = ("auto", "openssl", "ipsec-mb")
 DEFAULT_FREE_LIST = "5%"
 
-assert {name for words in _FLAG_WORDS.values() for name in words} == {  # noqa: S101
+assert {name for words in FLAG_WORDS.values() for name in words} == {  # noqa: S101
     flag.name for flag in fields(MountFlags)
 }

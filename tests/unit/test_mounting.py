@@ -71,6 +71,19 @@ def test_bad_mount_points(tmp_path: Path) -> None:
     assert mounted.value.exit_code == Exit.ALREADY_MOUNTED
 
 
+def test_an_automount_point_will_do_and_is_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait_forever(_: str) -> list[str]:
+        raise AssertionError
+
+    entry = mounting.MountEntry(str(tmp_path), "0:1", "autofs", "systemd-1", 0)
+    monkeypatch.setattr(mounting, "DEVICE", "/dev/null")
+    monkeypatch.setattr(mounting, "mounted_at", lambda _: entry)
+    monkeypatch.setattr(os, "listdir", wait_forever)
+    mounting.check_mount_point(str(tmp_path))
+
+
 def test_no_fuse_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mounting, "DEVICE", str(tmp_path / "fuse"))
     (tmp_path / "mnt").mkdir()
