@@ -313,7 +313,7 @@ def _umount(args: argparse.Namespace) -> int:
             control.remove_stale_socket(point, os.geteuid())
             raise
         return _umount_without_daemon(entry)
-    with client:
+    with client, _understood(point):
         client.send("wait")
         if entry is not None:
             mounting.unmount(point)
@@ -323,12 +323,12 @@ def _umount(args: argparse.Namespace) -> int:
             raise NotFinished(point, "its daemon is still working") from None
         if not client.wait_for_exit(deadline - time.monotonic()):
             raise NotFinished(point, "its daemon has not ended")
-    if answer is None:
-        _tell(f"{printable(point)}: the daemon died before it was done")
-        return Exit.INTERNAL
-    if answer["exit_code"]:
-        _tell(answer["message"])
-    return int(answer["exit_code"])
+        if answer is None:
+            _tell(f"{printable(point)}: the daemon died before it was done")
+            return Exit.INTERNAL
+        if answer["exit_code"]:
+            _tell(answer["message"])
+        return int(answer["exit_code"])
 
 
 def _umount_without_daemon(entry: mounting.MountEntry) -> int:
@@ -341,17 +341,32 @@ def _umount_without_daemon(entry: mounting.MountEntry) -> int:
     return 0
 
 
-def _connect(point: str) -> Client:
-    """Return a connection to the daemon of what is mounted at `point`; NotMounted says why not."""
+@contextlib.contextmanager
+def _connected(point: str) -> Iterator[Client]:
+    """Connect to the daemon of what is mounted at `point`; NotMounted says why not.
+
+    Answers are to be used within the block.
+    """
     entry = mounting.mounted_at(point)
     if entry is None:
         raise NotMounted(point)
     try:
-        return Client(point)
+        client = Client(point)
     except NotMounted:
         if entry.type == mounting.TYPE and mounting.is_dead(point):
             raise DaemonGone(point) from None
         raise
+    with client, _understood(point):
+        yield client
+
+
+@contextlib.contextmanager
+def _understood(point: str) -> Iterator[None]:
+    """Raise NotMounted if answers are not what was asked for: another user's daemon may lie."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        raise NotMounted(point, "its daemon does not answer as this version does") from None
 
 
 def _ask(client: Client, point: str, timeout: float | None, command: str, **arguments: str) -> Json:
@@ -372,9 +387,10 @@ def _ask(client: Client, point: str, timeout: float | None, command: str, **argu
 
 def _stats(args: argparse.Namespace) -> int:
     point = mounting.resolve(args.mount_point)
-    with _connect(point) as client:
+    with _connected(point) as client:
         answer = _ask(client, point, args.timeout, "stats")
-    _print(json.dumps(answer, indent=2) if args.json else table(answer))
+        text = json.dumps(answer, indent=2) if args.json else table(answer)
+    _print(text)
     return 0
 
 
@@ -382,7 +398,7 @@ def _top(args: argparse.Namespace) -> int:
     if not 0.05 <= args.interval <= 3600:
         raise UsageError(f"--interval={args.interval:g}", "not between 0.05 and 3600 seconds")
     point = mounting.resolve(args.mount_point)
-    with _connect(point) as client:
+    with _connected(point) as client:
 
         def ask() -> Json:
             return _ask(client, point, args.timeout, "stats")
@@ -397,13 +413,14 @@ def _top(args: argparse.Namespace) -> int:
 def _tune(args: argparse.Namespace) -> int:
     size = tune.size_of(args.setting)
     point = mounting.resolve(args.mount_point)
-    with _connect(point) as client:
+    with _connected(point) as client:
         answer = _ask(client, point, args.timeout, "tune", **{tune.FREE_LIST: size})
-    if answer["exit_code"]:
-        _tell(answer["message"])
+        code, message = int(answer["exit_code"]), answer["message"]
+    if code:
+        _tell(message)
     else:
-        _print(answer["message"])
-    return int(answer["exit_code"])
+        _print(message)
+    return code
 
 
 def _info(args: argparse.Namespace) -> int:
@@ -427,17 +444,17 @@ def _info(args: argparse.Namespace) -> int:
 def _print_limits(args: argparse.Namespace) -> None:
     """Print the limits of the mount of this volume, or those that a mount would have."""
     entry = mounting.mounted_from(args.source)
-    settings = None
+    lines = None
     if entry is not None:
-        with contextlib.suppress(NotMounted, NoPermission), _connect(entry.point) as client:
-            settings = _ask(client, entry.point, 10.0, "stats")["limits"]
-    if settings is not None and entry is not None:
+        with contextlib.suppress(NotMounted, NoPermission), _connected(entry.point) as client:
+            lines = config.table(_ask(client, entry.point, 10.0, "stats")["limits"])
+    if lines is not None and entry is not None:
         _print(f"limits of the mount at {printable(entry.point)}:")
     else:
         found = config.read(args.config, args.source)
-        settings = config.planned(config.resolve(found, None, os.environ))
+        lines = config.table(config.planned(config.resolve(found, None, os.environ)))
         _print("limits that a mount would have:")
-    for line in config.table(settings):
+    for line in lines:
         _print(line)
 
 

@@ -3,12 +3,15 @@
 One JSON object a line, one answer a question. Commands: ``stats``; ``tune``, which is answered when
 it is done; and ``wait``, which is answered when the volume is closed. The last two answer with an
 exit code and a message. The socket lies in a directory of mode
-0700 and its peer must be the same user or root; the client checks the server likewise.
+0700 and its peer must be the same user or root; the client checks the server likewise. Root may
+ask the daemon of any mount, and trusts neither what its user keeps in that directory nor what a
+daemon of that user answers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -17,19 +20,22 @@ import select
 import socket
 import stat
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import trio
 
-from encfsd.errors import EncfsdError, NoPermission, NotMounted
+from encfsd.errors import EncfsdError, NoPermission, NotMounted, printable
 from encfsd.mounting import MountEntry, mounted_at
 
 _PEER = struct.Struct("iII")  # struct ucred
 _MAX_LINE = 4096
+_MAX_ANSWER = 1 << 20
 _ANSWER_SECONDS = 1.0
+_CONNECT_SECONDS = 10.0
+_SOCKETS = Path("/proc/net/unix")
 _log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
@@ -43,20 +49,24 @@ def run_directory(uid: int) -> Path:
     return (Path(base) if base.startswith("/") else Path(f"/run/user/{uid}")) / "encfsd"
 
 
+def _socket_name(point: str) -> str:
+    """Return the name of the socket. A digest, because socket paths are short."""
+    return f"{hashlib.sha256(os.fsencode(point)).hexdigest()[:32]}.sock"
+
+
 def socket_path(point: str, uid: int) -> Path:
-    """Return the socket of the mount at `point`. A digest, because socket paths are short."""
-    name = hashlib.sha256(os.fsencode(point)).hexdigest()[:32]
-    return run_directory(uid) / f"{name}.sock"
+    """Return the socket of the mount at `point`."""
+    return run_directory(uid) / _socket_name(point)
 
 
 def remove_stale_socket(point: str, uid: int) -> None:
     """Remove the socket that a daemon left behind when it was killed; never one that answers."""
-    path = socket_path(point, uid)
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+    name = _socket_name(point)
+    with contextlib.suppress(OSError), _opened(run_directory(uid), uid) as folder:
         try:
-            probe.connect(str(path))
+            _connect_in(folder, name, uid).close()
         except ConnectionRefusedError:
-            path.unlink()
+            os.unlink(name, dir_fd=folder)
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
@@ -192,7 +202,12 @@ class Client:
         # The socket outlives the mount while the daemon finishes: then it can only be our own.
         self._socket = _connect(point, entry, os.geteuid() if entry is None else entry.user)
         self._file = self._socket.makefile("rb")
-        self._pidfd = os.pidfd_open(_peer(self._socket)[0])
+        try:
+            self._pidfd = os.pidfd_open(_peer(self._socket)[0])
+        except OSError:  # gone already, or in a container whose processes are not seen from here
+            self._file.close()
+            self._socket.close()
+            raise NotMounted(point, "its daemon cannot be seen from here") from None
 
     def __enter__(self) -> Self:
         return self
@@ -212,15 +227,26 @@ class Client:
         self._socket.sendall(json.dumps({"command": command, **arguments}).encode() + b"\n")
 
     def receive(self, timeout: float | None = None) -> Json | None:
-        """Return the next answer, or None if the daemon has gone; TimeoutError after `timeout`."""
+        """Return the next answer, or None if the daemon has gone; TimeoutError after `timeout`.
+
+        Its texts can do nothing to a terminal. ValueError if it is no answer; that it holds what
+        was asked for is not checked.
+        """
         self._socket.settimeout(timeout)
         try:
-            line = self._file.readline()
+            line = self._file.readline(_MAX_ANSWER)
         except ConnectionError:
             return None
+        if len(line) == _MAX_ANSWER:
+            raise ValueError("too long")
         if not line.endswith(b"\n"):
             return None
-        answer: Json = json.loads(line)
+        try:
+            answer = _shown(json.loads(line))
+        except RecursionError:
+            raise ValueError("too deep") from None
+        if not isinstance(answer, dict):
+            raise ValueError("not an object")  # noqa: TRY004
         return answer
 
     def wait_for_exit(self, timeout: float) -> bool:
@@ -228,18 +254,72 @@ class Client:
         return bool(select.select([self._pidfd], [], [], max(0.0, timeout))[0])
 
 
+def _shown(value: Any) -> Any:
+    """Return the same with every text in it made safe for a terminal."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_shown(each) for each in value]
+    if isinstance(value, dict):
+        return {printable(name): _shown(each) for name, each in value.items()}
+    return value
+
+
 def _connect(point: str, entry: MountEntry | None, uid: int) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    problem = "no daemon answers for what is mounted there" if entry else ""
+    name = _socket_name(point)
+    for directory in _directories(name, uid):
+        try:
+            with _opened(directory, uid) as folder:
+                return _connect_in(folder, name, uid)
+        except PermissionError:
+            if os.geteuid() != 0:
+                raise NoPermission(point, "the mount belongs to another user") from None
+        except OSError:
+            pass
+    raise NotMounted(point, "no daemon answers for what is mounted there" if entry else "")
+
+
+def _directories(name: str, uid: int) -> Iterator[Path]:
+    """Return where the daemon of a mount of this user may have its socket.
+
+    Only that user knows the XDG_RUNTIME_DIR it had; root takes the kernel's list of sockets.
+    """
+    yield run_directory(uid)
+    if os.geteuid() == 0 and uid != 0:
+        for line in _SOCKETS.read_bytes().splitlines():
+            path = Path(os.fsdecode(line.split(maxsplit=7)[-1]))
+            if path.is_absolute() and path.name == name:
+                yield path.parent
+
+
+@contextlib.contextmanager
+def _opened(directory: Path, uid: int) -> Iterator[int]:
+    """Open the directory of the sockets of a user; OSError if others may have put them there."""
+    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        connection.connect(str(socket_path(point, uid)))
-        if _peer(connection)[1] == uid:
-            return connection
-        problem = "its control socket belongs to somebody else"
-    except PermissionError:
+        found = os.fstat(folder)
+        if found.st_uid != uid or found.st_mode & 0o077:
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _connect_in(folder: int, name: str, uid: int) -> socket.socket:
+    """Connect to a daemon of `uid` by the socket `name`, never by what a link there leads to.
+
+    Raises OSError; ConnectionRefusedError if nobody listens.
+    """
+    node = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        connection.settimeout(_CONNECT_SECONDS)
+        connection.connect(f"/proc/self/fd/{node}")
+        if _peer(connection)[1] != uid:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))  # noqa: TRY301
+    except BaseException:
         connection.close()
-        raise NoPermission(point, "the mount belongs to another user") from None
-    except (FileNotFoundError, ConnectionRefusedError):
-        pass
-    connection.close()
-    raise NotMounted(point, problem)
+        raise
+    finally:
+        os.close(node)
+    return connection

@@ -526,8 +526,16 @@ def test_an_ordinary_user_mounts_through_the_helper() -> None:
             assert "Permission denied" in foreign.stderr  # not even root, without allow_other
             counters = run([*encfsd, "stats", "--json", home / "mnt"], cwd=home).stdout
             assert json.loads(counters)["requests"] > 0
+            # Root too, though only that user knows its XDG_RUNTIME_DIR.
+            counters = run([*ENCFSD, "stats", "--json", home / "mnt"]).stdout
+            assert json.loads(counters)["requests"] > 0
+            assert "8.0 MiB" in run([*ENCFSD, "tune", home / "mnt", "free-list=8M"]).stdout
             run([*encfsd, "umount", home / "mnt"], cwd=home)
             assert device_of(home / "mnt") is None
+            run([*encfsd, "mount", *unlock, *way(), home / "src", home / "mnt"], cwd=home)
+            run([*ENCFSD, "umount", home / "mnt"])
+            assert device_of(home / "mnt") is None
+            assert (home / "log").read_text().count("everything is durable") == 2
         finally:
             if device_of(home / "mnt") is not None:
                 run(["umount", "-l", home / "mnt"], check=False)

@@ -267,6 +267,42 @@ def test_a_mount_whose_daemon_is_gone(
         assert words in capsys.readouterr().err
 
 
+class LyingClient:
+    """A daemon of somebody else, who may answer anything."""
+
+    def __init__(self, _: str) -> None:
+        pass
+
+    def __enter__(self) -> "LyingClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def send(self, _: str, **__: str) -> None:
+        pass
+
+    def receive(self, _: float | None) -> dict[str, object]:
+        return {"pool": {"capacity": []}, "exit_code": "yes", "failed": 1, "read_only": 0}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["stats", "/mnt"], ["tune", "/mnt", "free-list=1G"], ["top", "/mnt"], ["umount", "/mnt"]],
+    ids=lambda words: words[0],
+)
+def test_a_daemon_that_does_not_answer_as_one_should(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = mounting.MountEntry("/mnt", "0:99", mounting.TYPE, "/src", 12345)
+    monkeypatch.setattr(mounting, "mounted_at", lambda _: entry)
+    monkeypatch.setattr(mounting, "unmount", lambda _: None)
+    monkeypatch.setattr(cli, "Client", LyingClient)
+    monkeypatch.setattr(LyingClient, "wait_for_exit", lambda *_: True, raising=False)
+    assert cli.main(command) == Exit.NOT_MOUNTED
+    assert "its daemon does not answer as this version does" in capsys.readouterr().err
+
+
 def test_no_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(cli, "run_directory", lambda _: tmp_path / "file" / "encfsd")

@@ -1,15 +1,17 @@
 """The control socket: who may ask, what is answered, how it ends."""
 
+import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import trio
 
-from encfsd import control
+from encfsd import control, mounting
 from encfsd.errors import NoPermission, NotMounted, VolumeInUse
 
 POINT = "/some/mount point"
@@ -188,3 +190,92 @@ def test_a_directory_that_others_may_enter_is_refused(run_directory: Path) -> No
 def test_the_directory_is_private(run_directory: Path) -> None:
     control.listen(POINT).close()
     assert run_directory.stat().st_mode & 0o777 == 0o700
+
+
+# ---- what somebody else may have put there ----
+
+
+def listening(path: Path) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen()
+    return server
+
+
+def test_links_are_not_followed(run_directory: Path, tmp_path: Path) -> None:
+    run_directory.mkdir(mode=0o700)
+    with listening(tmp_path / "other"):
+        control.socket_path(POINT, os.geteuid()).symlink_to(tmp_path / "other")
+        with pytest.raises(NotMounted):
+            control.Client(POINT)
+        run_directory.rename(tmp_path / "real")
+        run_directory.symlink_to(tmp_path / "real")
+        control.remove_stale_socket(POINT, os.geteuid())
+        assert (tmp_path / "real" / control.socket_path(POINT, 0).name).is_symlink()
+
+
+def test_a_directory_in_which_others_write_is_not_used(run_directory: Path) -> None:
+    with control.listen(POINT):
+        control.Client(POINT).__exit__(None, None, None)
+        run_directory.chmod(0o770)
+        with pytest.raises(NotMounted):
+            control.Client(POINT)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to another user")
+def test_a_socket_of_another_user_is_not_used(run_directory: Path) -> None:
+    entry = mounting.MountEntry(POINT, "0:1", mounting.TYPE, "/src", 12345)
+    with control.listen(POINT):
+        os.chown(run_directory, 12345, -1)
+        with pytest.raises(NotMounted):
+            control._connect(POINT, entry, 12345)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root looks for sockets of others")
+def test_where_root_looks(
+    run_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sockets = tmp_path / "unix"
+    lines = ["Num Path", "0: 2 0 0 1 1 7 /a b/name", "0: 2 0 0 1 1 8 name", "0: 3 0 0 1 3 9"]
+    sockets.write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(control, "_SOCKETS", sockets)
+    assert list(control._directories("name", 0)) == [run_directory]
+    assert list(control._directories("name", 7)) == [run_directory, Path("/a b")]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"nonsense",
+        b"[1]",
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":"' + b"x" * (1 << 20) + b'"}',
+        b"1" * 10_000,
+    ],
+    ids=["text", "list", "deep", "long", "large"],
+)
+def test_what_is_no_answer(run_directory: Path, answer: bytes) -> None:
+    with replying(run_directory, answer) as client, pytest.raises(ValueError, match=r"."):
+        client.receive(10)
+
+
+def test_an_answer_does_nothing_to_a_terminal(run_directory: Path) -> None:
+    with replying(run_directory, b'{"a\\u001b":["\\u001b[2J", 1, {"b": "c\\nd"}]}') as client:
+        assert client.receive(10) == {"a\\x1b": ["\\x1b[2J", 1, {"b": "c\\nd"}]}
+
+
+@contextlib.contextmanager
+def replying(run_directory: Path, answer: bytes) -> Iterator[control.Client]:
+    """Connect to a daemon that gives one answer, whatever it is asked."""
+
+    def reply() -> None:
+        with server.accept()[0] as connection, contextlib.suppress(ConnectionError):
+            connection.sendall(answer + b"\n")
+
+    run_directory.mkdir(mode=0o700)
+    with listening(control.socket_path(POINT, os.geteuid())) as server:
+        thread = threading.Thread(target=reply)
+        thread.start()
+        with control.Client(POINT) as client:
+            yield client
+        thread.join()
