@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from encfsd import options
-from encfsd.errors import ConfigRefused, UsageError
+from encfsd.errors import ConfigRefused, UsageError, printable
 
 Limit = tuple[int, int]  # soft and hard, as setrlimit(2) takes them
 
@@ -110,7 +110,7 @@ def read(given: str | None, source: str) -> Config:
 
 
 def _contents(file: str, source: str) -> bytes:
-    """Return what is in the file, if nobody but its owner and root could have written that."""
+    """Return what is in the file, if nobody but this user and root can decide what that is."""
     real, inside = os.path.realpath(file), os.path.realpath(source)
     if os.path.commonpath([real, inside]) == inside:
         raise ConfigRefused(
@@ -118,9 +118,11 @@ def _contents(file: str, source: str) -> bytes:
             "it lies in the volume",
             "keep it outside: who holds the volume must not configure it",
         )
+    for directory in (*Path(os.path.abspath(file)).parents, *Path(real).parents):
+        _refuse_unsafe_directory(file, directory)
     try:
         # Not to wait for whoever writes to a FIFO.
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         remedy = "check the path, and that this user may read it"
         raise ConfigRefused(file, error.strerror or str(error), remedy) from None
@@ -134,9 +136,30 @@ def _contents(file: str, source: str) -> bytes:
     return data
 
 
+def _refuse_unsafe_directory(file: str, directory: Path) -> None:
+    """Raise ConfigRefused if others could put another file in the place of this one.
+
+    In a directory like /tmp they cannot: what is there can be replaced by its owner alone.
+    """
+    try:
+        found = directory.stat()
+    except OSError:
+        return  # opening the file says more
+    where = printable(directory)
+    if found.st_uid not in (0, os.geteuid()):
+        owner = f"it lies below {where}, which belongs to user {found.st_uid}"
+        raise ConfigRefused(file, owner, "keep it in a directory of yours or root's")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
+        others = f"it lies below {where}, where others can write"
+        raise ConfigRefused(file, others, f"'chmod go-w {where}', or keep it elsewhere")
+
+
 def _refuse_unsafe(file: str, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise ConfigRefused(file, "not a regular file", "give a file in TOML")
+    if found.st_nlink != 1:
+        links = "has several hard links, by which it may lie in the volume"
+        raise ConfigRefused(file, links, "remove the others, or copy it")
     if found.st_uid not in (0, os.geteuid()):
         owner = f"it belongs to user {found.st_uid}"
         raise ConfigRefused(file, owner, "it must be yours or root's: 'chown' it")

@@ -174,6 +174,40 @@ def test_the_volume_never_configures_its_daemon(file: Path, source: str) -> None
     assert "it lies in the volume" in refusal(file, source)
 
 
+def test_a_file_that_is_linked_elsewhere_is_refused(file: Path, source: str) -> None:
+    os.link(file, Path(source) / "encfsd.toml")
+    assert "(has several hard links, by which it may lie in the volume)" in refusal(file, source)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_others_must_not_be_able_to_replace_it(tmp_path: Path, source: str, mode: int) -> None:
+    inner = tmp_path / "open" / "closed"
+    inner.mkdir(parents=True)
+    file = inner / "vault.toml"
+    file.touch(mode=0o600)
+    inner.parent.chmod(mode)
+    says = f"(it lies below {inner.parent}, where others can write); 'chmod go-w {inner.parent}'"
+    assert says in refusal(file, source)
+    link = tmp_path / "link.toml"
+    link.symlink_to(file)
+    assert says in refusal(link, source)
+    inner.parent.chmod(mode | 0o1000)  # like /tmp
+    assert config.read(str(file), source) == Config(str(file), {})
+
+
+def test_where_a_link_lies_matters_too(file: Path, tmp_path: Path, source: str) -> None:
+    (tmp_path / "open").mkdir()
+    link = tmp_path / "open" / "vault.toml"
+    link.symlink_to(file)
+    assert config.read(str(link), source) == Config(str(link), {})
+    (tmp_path / "open").chmod(0o777)
+    assert "where others can write" in refusal(link, source)
+    if os.geteuid() == 0:
+        (tmp_path / "open").chmod(0o755)
+        os.chown(tmp_path / "open", 12345, -1)
+        assert "open, which belongs to user 12345" in refusal(link, source)
+
+
 # ---- which of all counts ----
 
 
