@@ -115,6 +115,7 @@ int volume_open(struct volume **v, const struct volume_options *options, struct 
 int volume_close(struct volume *v);
 void volume_stats(struct volume *v, struct volume_stats *stats);
 #define POOL_RESERVE_NODES ...
+size_t pool_footprint(size_t nodes);
 int volume_resize_free_list(struct volume *v, uint64_t bytes);
 void volume_queue_stats(struct volume *v, struct pool_queue_stats stats[3]);
 int volume_verify(struct volume *v, void (*progress)(void *arg, uint64_t nodes, uint64_t total),

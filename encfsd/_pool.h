@@ -115,6 +115,9 @@ size_t pool_destroy(struct pool *pool);
  *   -ENOMEM, -EPERM  as for pool_create */
 int pool_resize(struct pool *pool, size_t bytes);
 
+/* Bytes that slots and descriptors of so many nodes take: of the reserve, the least that pool_resize accepts. */
+size_t pool_footprint(size_t nodes);
+
 /* Takes a node: page content undefined, pins and referenced 0, owner NULL. Never waits for I/O; tries: magazine, free list,
  * eviction, other threads' magazines, and then what the overflow policy says. may_wait matters with POOL_OVERFLOW_WAIT alone, and
  * not to POOL_COMMIT, which never waits: the caller may sleep in the queue, at most POOL_WAIT_MS; it should then hold no lock

@@ -246,7 +246,6 @@ struct node *pool_wait(struct pool *pool, struct magazine *m, enum pool_kind kin
 
 /* ---- _pool_arena.c ---- */
 
-size_t pool_footprint(size_t nodes);            /* bytes of slots and descriptors */
 size_t pool_nodes_in(size_t bytes);             /* as many as fit */
 bool arena_cow_works(void);                     /* tries it */
 const char *arena_hugepages_refused(void);      /* NULL, or why not */

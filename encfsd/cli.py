@@ -234,6 +234,8 @@ def _mount(args: argparse.Namespace) -> int:
     from encfsd.systemd import Notifier  # noqa: PLC0415
 
     limits = config.resolve(config.read(args.config, args.source), args.free_list, os.environ)
+    if limits.asked:  # the default may be less on a small machine
+        volume.refuse_small_free_list(limits.free_list, limits.asked)
     settings = MountSettings(
         volume=_volume_settings(args),
         mount_point=mounting.resolve(args.mount_point),
@@ -279,7 +281,6 @@ def _mount(args: argparse.Namespace) -> int:
 def _free_list_settings(args: argparse.Namespace, limits: Limits) -> FreeListSettings:
     return FreeListSettings(
         size=limits.free_list,
-        asked=limits.asked,
         max_size=options.largest_free_list(limits.soft("AS")),
         strategy=args.pool_strategy,
         overflow=args.free_list_overflow,

@@ -174,13 +174,6 @@ class Daemon:
                 free_list=settings.free_list,
                 progress=progress.update,
             )
-        asked = settings.free_list.asked
-        if asked:
-            try:
-                opened.refuse_free_list_below_reserve(settings.free_list.size, asked)
-            except EncfsdError:
-                opened.close()
-                raise
         if opened.recovered or opened.orphans:
             _log.info(
                 "recovered after an unclean stop: %d files adopted, %d orphans removed",

@@ -181,7 +181,6 @@ class FreeListSettings:
     """Memory for nodes: struct pool_options."""
 
     size: int = 0  # bytes; 0: only the reserve
-    asked: str = ""  # how messages call the size; empty if nobody asked for it
     max_size: int = 0  # for which address space is reserved
     strategy: str = DEFAULT_STRATEGY
     overflow: str = DEFAULT_OVERFLOW

@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import errno
 import logging
-import math
 import os
 import resource
 import struct
@@ -101,6 +100,15 @@ def unpack_headers(value: bytes) -> list[HeaderId]:
     return [HeaderId(*fields) for fields in _HEADER_ID.iter_unpack(value)]
 
 
+def refuse_small_free_list(size: int, thing: str) -> None:
+    """Raise UsageError about `thing` if so many bytes do not hold the reserve; 0 asks for that."""
+    least = lib.pool_footprint(lib.POOL_RESERVE_NODES)
+    if 0 < size < least:
+        detail = "less than the reserve that commits need"
+        remedy = f"{least >> 10}K is the least that can be given, or 0 for the reserve"
+        raise UsageError(thing, detail, remedy)
+
+
 class Volume:
     """An open volume: a struct volume *, and what was found when it was opened."""
 
@@ -135,41 +143,21 @@ class Volume:
 
         Raises UsageError, FreeListTooLarge or MemoryNotLocked, about `thing`.
         """
-        if size == 0:
-            size = self._least_free_list() * 1024
+        refuse_small_free_list(size, thing)
+        size = size or lib.pool_footprint(lib.POOL_RESERVE_NODES)
         result = lib.volume_resize_free_list(self.handle, size)
         if result == 0:
             return
         if result == -errno.EPERM:
             raise _list_not_locked(size)
-        stats = self.stats()
-        if result == -errno.EINVAL:
-            raise self._below_reserve(thing)
         if result == -errno.ERANGE:
-            most = format_size(stats.pool.max_bytes)
+            most = format_size(self.stats().pool.max_bytes)
             raise FreeListTooLarge(
                 thing,
                 f"address space was reserved at mount for {most}",
                 "choose a smaller size, or mount again with a larger --free-list",
             )
         raise FreeListTooLarge(thing, os.strerror(-result), "choose a smaller size")
-
-    def refuse_free_list_below_reserve(self, asked: int, thing: str) -> None:
-        """Raise UsageError about `thing` if the list got larger than `asked` bytes, unless 0."""
-        if 0 < asked < self.stats().pool.capacity_bytes:
-            raise self._below_reserve(thing)
-
-    def _below_reserve(self, thing: str) -> UsageError:
-        detail = "less than the reserve that commits need"
-        remedy = f"{self._least_free_list()}K is the least that can be given, or 0 for the reserve"
-        return UsageError(thing, detail, remedy)
-
-    def _least_free_list(self) -> int:
-        """Return how many KiB the free list must have."""
-        stats = self.stats()
-        each = stats.pool.capacity_bytes / max(stats.pool.capacity, 1)
-        least: int = math.ceil((each * lib.POOL_RESERVE_NODES + lib.NODE_SIZE) / 1024)
-        return least
 
     def stats(self) -> Any:
         """Return the struct volume_stats *, which must be kept as long as a part of it is used."""

@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from encfsd import __version__, cli, mounting, process, volume
-from encfsd.errors import EncfsdError, Exit, LogFileRefused, NoPermission, NotMounted, UnlockFailed
+from encfsd.errors import (
+    EncfsdError,
+    Exit,
+    LogFileRefused,
+    NoPermission,
+    NotMounted,
+    UnlockFailed,
+    UsageError,
+)
+from encfsd.native import lib
 from encfsd.progress import Progress
 from encfsd.source import Source
 
@@ -337,6 +346,26 @@ def test_a_bad_log_file_is_refused_before_the_secret_is_asked_for(
         code=Exit.NO_PERMISSION,
     )
     assert "log file cannot be opened" in result.stderr
+
+
+def test_a_small_free_list_is_refused_before_the_secret_is_asked_for(
+    scratch: Scratch, tmp_path: Path
+) -> None:
+    point = tmp_path / "mnt"
+    point.mkdir()
+    words = ["mount", scratch.unlock[1], "--free-list=1M"]
+    result = encfsd(*words, scratch.source, point, code=Exit.USAGE)
+    assert result.stderr.startswith(
+        "encfsd: --free-list=1M: not valid (less than the reserve that commits need); "
+    )
+
+
+def test_the_smallest_free_list() -> None:
+    least = lib.pool_footprint(lib.POOL_RESERVE_NODES)
+    for size in (0, least, 1 << 40):
+        volume.refuse_small_free_list(size, "free-list")
+    with pytest.raises(UsageError, match=f"; {least >> 10}K is the least that can be given, or 0"):
+        volume.refuse_small_free_list(least - 1, "free-list")
 
 
 def test_a_bad_header_copy_is_told_once(scratch: Scratch) -> None:
