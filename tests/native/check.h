@@ -75,6 +75,8 @@ static inline bool check_memory(const void *actual, const void *expected, size_t
 	const unsigned char *a = actual;
 	const unsigned char *e = expected;
 
+	if (memcmp(a, e, size) == 0) /* a sanitizer makes the loop a hundred times slower */
+		return true;
 	for (size_t i = 0; i < size; i++) {
 		if (a[i] != e[i]) {
 			atomic_fetch_add(&check_failures, 1);

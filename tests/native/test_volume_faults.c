@@ -39,11 +39,23 @@ static void faults_end(const char *what)
 
 static void arm(long countdown, int error, bool lasting)
 {
+    pthread_mutex_lock(&recorder.mutex);        /* the periodic group may be at work */
     recorder.countdown = countdown;
     recorder.error = error;
     recorder.lasting = lasting;
     recorder.struck = 0;
     recorder.armed = true;
+    pthread_mutex_unlock(&recorder.mutex);
+}
+
+/* Whether any call failed since arm(). */
+static bool disarm(void)
+{
+    pthread_mutex_lock(&recorder.mutex);
+    recorder.armed = false;
+    bool struck = recorder.struck > 0;
+    pthread_mutex_unlock(&recorder.mutex);
+    return struck;
 }
 
 /* What a failed barrier did not write is lost with the power; or all or some of it is there. */
@@ -108,8 +120,7 @@ static bool run_with_failure(const char *program, long call, int error, bool las
             continue;
         x.told += history_run(&c, &h, *op) < 0;
     }
-    recorder.armed = false;
-    bool struck = recorder.struck > 0;
+    bool struck = disarm();
     x.struck += struck;
     if (c.volume) {
         check_live(&c, &h, program, call);
@@ -182,8 +193,7 @@ TEST(every_call_of_a_mount_fails_in_turn)
             crash_show(&crash);
             arm(call, kind & 1 ? -ENOSPC : -EIO, kind & 2);
             refused += history_mount(&c) != 0;
-            struck = recorder.struck;
-            recorder.armed = false;
+            struck = disarm();
             if (c.volume)
                 history_kill(&c);
             x.runs++;

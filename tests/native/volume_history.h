@@ -344,9 +344,9 @@ static inline int history_mount(struct client *c)
 {
     struct volume_options o = history_options();
 
-    recorder.opening = true;
+    recorder_opening(true);
     int rc = client_open(c, &o);
-    recorder.opening = false;
+    recorder_opening(false);
     return rc;
 }
 

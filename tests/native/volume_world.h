@@ -245,6 +245,13 @@ static inline void recorder_note(uint64_t number)
     pthread_mutex_unlock(&recorder.mutex);
 }
 
+static inline void recorder_opening(bool opening)
+{
+    pthread_mutex_lock(&recorder.mutex);
+    recorder.opening = opening;
+    pthread_mutex_unlock(&recorder.mutex);
+}
+
 static inline void recorder_hooks(void)
 {
     static const struct blockio_hooks hooks = {.before = recorder_before, .done = recorder_done};
