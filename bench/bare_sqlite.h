@@ -7,6 +7,7 @@
 
 #include "_inode.h"
 #include "_schema.h"
+#include "_vfs.h"
 #include "measure.h"
 
 enum bare_statement { BARE_BEGIN, BARE_COMMIT, BARE_FIND, BARE_INODE, BARE_ENTRY, BARE_DELETE, BARE_ORPHAN, BARE_STATEMENTS };
@@ -28,6 +29,7 @@ static inline void bare_open(struct bare *b)
         "INSERT INTO orphan VALUES(?)",
     };
 
+    must("vfs_register", vfs_register());       /* before SQLite is used, for its settings of the process */
     if (sqlite3_open_v2(":memory:", &b->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
         die("sqlite3_open", -ENOMEM);
     must("schema_format", schema_format(b->db, 0, 0));

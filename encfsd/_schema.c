@@ -132,7 +132,7 @@ static const struct setting {
     const char *name, *value, *read_back;
 } settings[] = {
     {"locking_mode", "EXCLUSIVE", "exclusive"},
-    {"journal_mode", "MEMORY", "memory"},   /* undoes a transaction in this process; crashes are object 0's business */
+    {"journal_mode", "TRUNCATE", "truncate"}, /* undoes a transaction in this process (_vfs.c); crashes are object 0's business */
     {"synchronous", "FULL", "2"},           /* one xSync at the end of each transaction: the mark */
     {"temp_store", "MEMORY", "2"},          /* plaintext never reaches a temporary file */
     {"cache_spill", "OFF", "0"},            /* pages of an unfinished transaction never reach object 0 */

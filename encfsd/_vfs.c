@@ -1,5 +1,6 @@
-/* The SQLite VFS over one object. SQLite sees a file on a disk with 4 KiB sectors; journal, temporary files and locks do not
- * exist here, and opening anything but an attached object fails, so that SQLite can never write plaintext elsewhere. */
+/* The SQLite VFS over one object. SQLite sees a file on a disk with 4 KiB sectors. Journals live in memory and end with the process;
+ * temporary files and locks do not exist here, and opening anything but a journal and an attached object fails, so that SQLite can never
+ * write plaintext elsewhere. */
 #include "_vfs.h"
 
 #include <errno.h>
@@ -11,7 +12,11 @@
 #include <string.h>
 #include <time.h>
 
-enum { ATTACH_NAME_SIZE = 32 };
+enum {
+    ATTACH_NAME_SIZE = 32,
+    JOURNAL_FIRST = 64 << 10,   /* bytes: an operation journals a few pages */
+    JOURNAL_KEPT = 1 << 20,     /* a transaction that needed more is rare */
+};
 
 struct vfs_file {
     struct object *object;      /* set once */
@@ -142,7 +147,9 @@ static int x_sector_size(sqlite3_file *base)
 static int x_device_characteristics(sqlite3_file *base)
 {
     (void)base;
-    return SQLITE_IOCAP_ATOMIC4K | SQLITE_IOCAP_POWERSAFE_OVERWRITE | SQLITE_IOCAP_UNDELETABLE_WHEN_OPEN;
+    /* The last two are about the journal, whose order of writes no crash can show: SQLite counts its records by its size. */
+    return SQLITE_IOCAP_ATOMIC4K | SQLITE_IOCAP_POWERSAFE_OVERWRITE | SQLITE_IOCAP_UNDELETABLE_WHEN_OPEN | SQLITE_IOCAP_SAFE_APPEND |
+           SQLITE_IOCAP_SEQUENTIAL;
 }
 
 /* Version 1: no shared memory (WAL) and no mapped pages. */
@@ -162,11 +169,116 @@ static const sqlite3_io_methods methods = {
     .xDeviceCharacteristics = x_device_characteristics,
 };
 
+/* ---- journals ---- */
+
+/* The old pages of the running transaction, one after the other in memory that is kept for the next one. SQLite's own journal in
+ * memory is a list of 1 KiB chunks, each allocated and freed: an eighth of a create. */
+struct journal {
+    sqlite3_file base;
+    uint8_t *bytes;
+    size_t size, room;
+};
+
+static struct journal *journal_of(sqlite3_file *base)
+{
+    return (struct journal *)base;
+}
+
+static int journal_close(sqlite3_file *base)
+{
+    free(journal_of(base)->bytes);
+    return SQLITE_OK;
+}
+
+static int journal_read(sqlite3_file *base, void *buffer, int size, sqlite3_int64 offset)
+{
+    const struct journal *j = journal_of(base);
+    size_t from = (size_t)offset, there = from < j->size ? j->size - from : 0;
+    size_t n = there < (size_t)size ? there : (size_t)size;
+    if (n > 0)
+        memcpy(buffer, j->bytes + from, n);
+    memset((uint8_t *)buffer + n, 0, (size_t)size - n);
+    return n < (size_t)size ? SQLITE_IOERR_SHORT_READ : SQLITE_OK;
+}
+
+static int journal_write(sqlite3_file *base, const void *buffer, int size, sqlite3_int64 offset)
+{
+    struct journal *j = journal_of(base);
+    size_t from = (size_t)offset, end = from + (size_t)size;
+    if (end > j->room) {
+        size_t room = j->room > 0 ? j->room : JOURNAL_FIRST;
+        while (room < end)
+            room *= 2;
+        uint8_t *bytes = realloc(j->bytes, room);
+        if (bytes == NULL)
+            return SQLITE_IOERR_NOMEM;
+        j->bytes = bytes;
+        j->room = room;
+    }
+    if (from > j->size)
+        memset(j->bytes + j->size, 0, from - j->size);
+    memcpy(j->bytes + from, buffer, (size_t)size);
+    if (end > j->size)
+        j->size = end;
+    return SQLITE_OK;
+}
+
+static int journal_truncate(sqlite3_file *base, sqlite3_int64 size)
+{
+    struct journal *j = journal_of(base);
+    if ((size_t)size < j->size)
+        j->size = (size_t)size;
+    if (j->size == 0 && j->room > JOURNAL_KEPT) {
+        free(j->bytes);
+        j->bytes = NULL;
+        j->room = 0;
+    }
+    return SQLITE_OK;
+}
+
+static int journal_sync(sqlite3_file *base, int flags)
+{
+    (void)base;
+    (void)flags;
+    return SQLITE_OK;
+}
+
+static int journal_size(sqlite3_file *base, sqlite3_int64 *size)
+{
+    *size = (sqlite3_int64)journal_of(base)->size;
+    return SQLITE_OK;
+}
+
+static const sqlite3_io_methods journal_methods = {
+    .iVersion = 1,
+    .xClose = journal_close,
+    .xRead = journal_read,
+    .xWrite = journal_write,
+    .xTruncate = journal_truncate,
+    .xSync = journal_sync,
+    .xFileSize = journal_size,
+    .xLock = x_lock,
+    .xUnlock = x_lock,
+    .xCheckReservedLock = x_check_reserved_lock,
+    .xFileControl = x_file_control,
+    .xSectorSize = x_sector_size,
+    .xDeviceCharacteristics = x_device_characteristics,
+};
+
+/* ---- the file system ---- */
+
 static int x_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *base, int flags, int *out_flags)
 {
     (void)vfs;
     struct vfs_file *found = NULL;
     base->pMethods = NULL;
+    /* Of a transaction, or of one statement of it. */
+    if ((flags & (SQLITE_OPEN_MAIN_JOURNAL | SQLITE_OPEN_SUBJOURNAL)) != 0) {
+        *(struct journal *)base = (struct journal){.base.pMethods = &journal_methods};
+        if (out_flags != NULL)
+            *out_flags = flags;
+        return SQLITE_OK;
+    }
     if (name != NULL && (flags & SQLITE_OPEN_MAIN_DB) != 0) {
         pthread_mutex_lock(&attached_lock);
         for (found = attached; found != NULL && strcmp(found->name, name) != 0; found = found->next)
@@ -182,15 +294,16 @@ static int x_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *base, int fl
     return SQLITE_OK;
 }
 
+/* Of a journal: it went when it was closed. */
 static int x_delete(sqlite3_vfs *vfs, const char *name, int sync_dir)
 {
     (void)vfs;
     (void)name;
     (void)sync_dir;
-    return SQLITE_IOERR_DELETE_NOENT;
+    return SQLITE_OK;
 }
 
-/* No other file exists: above all no hot journal. */
+/* No file outlives its use: above all there is no hot journal. */
 static int x_access(sqlite3_vfs *vfs, const char *name, int flags, int *result)
 {
     (void)vfs;
@@ -227,7 +340,7 @@ static int x_current_time(sqlite3_vfs *vfs, double *julian_day)
 
 static sqlite3_vfs vfs = {
     .iVersion = 1,
-    .szOsFile = sizeof(struct open_file),
+    .szOsFile = sizeof(struct journal),     /* the larger of the two kinds of files */
     .mxPathname = ATTACH_NAME_SIZE,
     .zName = "encfsd",
     .xOpen = x_open,
@@ -238,6 +351,8 @@ static sqlite3_vfs vfs = {
     .xSleep = x_sleep,
     .xCurrentTime = x_current_time,
 };
+
+_Static_assert(sizeof(struct journal) >= sizeof(struct open_file), "szOsFile");
 
 static int registration;
 

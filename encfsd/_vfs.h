@@ -1,4 +1,4 @@
-/* SQLite VFS whose only file is object 0. xSync marks a commit point (a number), it makes nothing durable: groups do. */
+/* SQLite VFS whose only file is object 0; journals are memory. xSync marks a commit point (a number), it makes nothing durable: groups do. */
 #ifndef ENCFSD_VFS_H
 #define ENCFSD_VFS_H
 
@@ -11,7 +11,7 @@
 int vfs_register(void);
 
 /* Attaches an object under a name ("meta-<n>") that sqlite3_open_v2(..., "encfsd") then accepts; every other name, and every
- * other kind of file (journal, temp), is refused with SQLITE_CANTOPEN. Returns 0 and the name in `name`. */
+ * kind of file but journals, is refused with SQLITE_CANTOPEN. Returns 0 and the name in `name`. */
 struct vfs_file;
 int vfs_attach(struct vfs_file **file, struct object *meta, char name[32]);
 void vfs_detach(struct vfs_file *file);
