@@ -403,34 +403,6 @@ static int write_owner(struct namespace *ns, struct inode *inode, const struct a
     return transaction_end(ns, r);
 }
 
-/* Mode, owner and group: a transaction, so the namespace mutex is held. */
-static int set_owner(struct namespace *ns, struct inode *inode, const struct attr *values, uint32_t valid, int64_t now)
-{
-    struct attr new = core_attr(inode);
-
-    if ((valid & SET_MODE) != 0)
-        new.mode = (new.mode & S_IFMT) | (values->mode & 07777);
-    else if (!S_ISDIR(new.mode))
-        new.mode = without_privileges(new.mode);
-    if ((valid & SET_UID) != 0)
-        new.uid = values->uid;
-    if ((valid & SET_GID) != 0)
-        new.gid = values->gid;
-    new.ctime = now;
-    int r = write_owner(ns, inode, &new, valid);
-    if (r < 0)
-        return r;
-    /* Size and times may have moved on meanwhile: only what was asked for is changed. */
-    pthread_mutex_lock(&inode->lock);
-    inode->attr.mode = new.mode;
-    inode->attr.uid = new.uid;
-    inode->attr.gid = new.gid;
-    inode->attr.ctime = new.ctime;
-    inode->meta_mark = vfs_marks(ns->file);
-    pthread_mutex_unlock(&inode->lock);
-    return 0;
-}
-
 /* Times are only noted, for a group to write: no mutex is needed. */
 static void set_times(struct namespace *ns, struct inode *inode, const struct attr *values, uint32_t valid, int64_t now)
 {
@@ -444,6 +416,47 @@ static void set_times(struct namespace *ns, struct inode *inode, const struct at
     pthread_mutex_unlock(&inode->lock);
     if (ns->events.dirtied != NULL)
         ns->events.dirtied(ns->events.arg, inode);
+}
+
+/* Nothing but ctime would change: a program that unpacks an archive sets what most files have already. An access ACL is in step with the
+ * mode as it is, but a capability goes with every chown, also to the same owner. */
+static bool owner_stays(struct inode *inode, const struct attr *old, const struct attr *new, uint32_t valid)
+{
+    bool may_take_capability = (valid & (SET_UID | SET_GID)) != 0 && !S_ISDIR(new->mode) && !xattrs_known_none(inode);
+
+    return new->mode == old->mode && new->uid == old->uid && new->gid == old->gid && !may_take_capability;
+}
+
+/* Mode, owner and group: a transaction, so the namespace mutex is held. */
+static int set_owner(struct namespace *ns, struct inode *inode, const struct attr *values, uint32_t valid, int64_t now)
+{
+    struct attr old = core_attr(inode), new = old;
+
+    if ((valid & SET_MODE) != 0)
+        new.mode = (new.mode & S_IFMT) | (values->mode & 07777);
+    else if (!S_ISDIR(new.mode))
+        new.mode = without_privileges(new.mode);
+    if ((valid & SET_UID) != 0)
+        new.uid = values->uid;
+    if ((valid & SET_GID) != 0)
+        new.gid = values->gid;
+    if (owner_stays(inode, &old, &new, valid)) {
+        set_times(ns, inode, values, 0, now);
+        return 0;
+    }
+    new.ctime = now;
+    int r = write_owner(ns, inode, &new, valid);
+    if (r < 0)
+        return r;
+    /* Size and times may have moved on meanwhile: only what was asked for is changed. */
+    pthread_mutex_lock(&inode->lock);
+    inode->attr.mode = new.mode;
+    inode->attr.uid = new.uid;
+    inode->attr.gid = new.gid;
+    inode->attr.ctime = new.ctime;
+    inode->meta_mark = vfs_marks(ns->file);
+    pthread_mutex_unlock(&inode->lock);
+    return 0;
 }
 
 /* Under the namespace mutex if owner or mode change. */

@@ -632,6 +632,15 @@ TEST(setattr_changes_what_it_is_told)
 	CHECK_EQ(a.mtime, 6);
 	CHECK(a.ctime > 7);
 	CHECK_EQ(ns_mark(fx.ns), mark + 1);
+
+	/* What it is already: that is ctime alone. */
+	struct attr same = {.mode = 07777, .uid = a.uid, .gid = a.gid}, before = a;
+	CHECK_EQ(ns_setattr(fx.ns, f.ino, &same, SET_MODE | SET_UID | SET_GID, &a, 0), 0);
+	CHECK(a.ctime > before.ctime);
+	CHECK_EQ(ns_mark(fx.ns), mark + 1);
+	before.ctime = a.ctime;
+	check_attr(a, before);
+	CHECK_EQ(fx_group(&fx), 0);
 	forget(&fx, f.ino, 1);
 	fx_reopen(&fx);
 	struct attr b = stat_of(&fx, f.ino);
@@ -679,6 +688,10 @@ TEST(chown_takes_file_capabilities)
 	size_t len;
 	fx_new(&fx);
 	make(&fx, ROOT_INO, "f", S_IFREG | 0700, &f);
+	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "security.capability", "cap", 3, 0, true, 0), 0);
+	CHECK_EQ(ns_setattr(fx.ns, f.ino, &v, SET_UID, &a, 0), 0);
+	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "security.capability", NULL, 0, &len, 0), -ENODATA);
+	/* Also if the owner stays. */
 	CHECK_EQ(ns_setxattr(fx.ns, f.ino, "security.capability", "cap", 3, 0, true, 0), 0);
 	CHECK_EQ(ns_setattr(fx.ns, f.ino, &v, SET_UID, &a, 0), 0);
 	CHECK_EQ(ns_getxattr(fx.ns, f.ino, "security.capability", NULL, 0, &len, 0), -ENODATA);
