@@ -44,6 +44,7 @@ struct object_attr {
 enum object_flags {
     OBJECT_NOWAIT = 1,
     OBJECT_QUEUE = 2,                   /* the caller holds no lock: a write that finds no free node may wait for one (pool_take) */
+    OBJECT_ONCE = 4,                    /* a read of what the caller keeps itself: it is not kept in the pool, too */
 };
 
 /* Creates the backing file of a new, empty object and allocates its root slots (written with zeros). Nothing is durable

@@ -96,7 +96,7 @@ struct reader {
     struct object *o;
     uint8_t *buffer;
     uint64_t offset, size;              /* bytes of the object that go to the buffer */
-    bool nowait;
+    bool nowait, keep;                  /* keep: nodes that come from the disk stay in the pool */
     _Atomic int rc;                     /* first error of a batch */
 };
 
@@ -230,7 +230,7 @@ static int fetch_run(struct reader *r, const struct want *want, int n, size_t sl
             rc = read_again(o, want[i].index, page, &entry, &want[i].entry);
             if (rc)
                 return rc;
-        } else if (o->env->cache_data) {
+        } else if (r->keep) {
             cache_data(o, want[i].index, &want[i].entry, page);
         }
         if (!whole)
@@ -264,7 +264,8 @@ static void read_batch(void *arg, size_t i)
 
 ssize_t object_read(struct object *o, void *buffer, size_t size, uint64_t offset, int flags)
 {
-    struct reader r = {.o = o, .buffer = buffer, .offset = offset, .nowait = flags & OBJECT_NOWAIT};
+    struct reader r = {.o = o, .buffer = buffer, .offset = offset, .nowait = flags & OBJECT_NOWAIT,
+                       .keep = o->env->cache_data && !(flags & OBJECT_ONCE)};
 
     if (object_poisoned(o))
         return -EIO;

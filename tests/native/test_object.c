@@ -647,6 +647,40 @@ TEST(a_write_that_fails_changes_nothing)
     fixture_close(&f);
 }
 
+static uint64_t pooled_data(struct fixture *f)
+{
+    struct pool_stats stats;
+
+    pool_stats(f->env.pool, &stats);
+    return stats.kind[POOL_DATA].in_use;
+}
+
+TEST(what_the_caller_keeps_is_not_kept_in_the_pool)
+{
+    struct fixture f;
+
+    if (!fixture_open(&f, ROOMY, 0))
+        return;
+    f.env.cache_data = true;
+    fill(scratch, 100 * NODE_SIZE, 5);
+    CHECK_EQ(object_write(f.o, scratch, 100 * NODE_SIZE, 0, 0), 0);
+    fixture_commit(&f, true);
+    if (fixture_reopen(&f)) {
+        uint8_t back[20 * NODE_SIZE];
+        uint64_t before = pooled_data(&f);
+
+        CHECK_EQ(object_read(f.o, back, 20 * NODE_SIZE - 2, 1, OBJECT_ONCE), 20 * NODE_SIZE - 2);
+        CHECK_MEM_EQ(back, scratch + 1, 20 * NODE_SIZE - 2);
+        CHECK_EQ(pooled_data(&f), before);
+        CHECK_EQ(object_read(f.o, back, 20 * NODE_SIZE - 2, 1, 0), 20 * NODE_SIZE - 2);
+        CHECK_EQ(pooled_data(&f), before + 20);
+        CHECK_EQ(object_read(f.o, back, 20 * NODE_SIZE, 0, OBJECT_ONCE | OBJECT_NOWAIT), 20 * NODE_SIZE);
+        CHECK_MEM_EQ(back, scratch, 20 * NODE_SIZE);
+        CHECK_EQ(pooled_data(&f), before + 20);
+    }
+    fixture_close(&f);
+}
+
 TEST(who_may_not_block_is_told_so)
 {
     struct fixture f;
