@@ -390,17 +390,19 @@ static bool is_loss(int rc) { return rc == -ENOSPC || rc == -EIO || rc == -ENOME
 
 static int write_contents(struct volume *v, uint64_t ino, const void *buffer, size_t size, uint64_t offset, int flags)
 {
+    const int object_flags = flags & FILE_NOWAIT ? OBJECT_NOWAIT : flags & FILE_DISK_ONLY ? 0 : OBJECT_QUEUE;
+    const bool nowait = flags & (FILE_NOWAIT | FILE_DISK_ONLY);
     struct inode *inode;
-    int rc = space_reserve(v, size, flags & FILE_NOWAIT);
+    int rc = space_reserve(v, size, nowait);
     if (!rc)
-        rc = acquire(v, ino, &inode, CHANGE, flags);
+        rc = acquire(v, ino, &inode, CHANGE, nowait ? FILE_NOWAIT : 0);
     if (rc)
         return rc;
     if (!has_object(inode) && offset + size > INLINE_MAX)
-        rc = flags & FILE_NOWAIT ? -EAGAIN : move_to_object(v, inode);
+        rc = nowait ? -EAGAIN : move_to_object(v, inode);
     if (!rc && has_object(inode)) {
         struct object *o = lend(inode);
-        rc = object_write(o, buffer, size, offset, flags & FILE_NOWAIT ? OBJECT_NOWAIT : OBJECT_QUEUE);
+        rc = object_write(o, buffer, size, offset, object_flags);
         give_back(inode);
         if (!rc)
             take_object_attr(inode);
@@ -426,7 +428,8 @@ static int drop_privileges(struct volume *v, uint64_t ino, int flags)
 
     if (!(flags & (FILE_DIRECT | FILE_DROP_PRIVILEGES)))
         return 0;
-    rc = ns_drop_privileges(v->ns, ino, !(flags & FILE_DROP_PRIVILEGES), &dropped, flags & FILE_NOWAIT ? NS_NOWAIT : 0);
+    rc = ns_drop_privileges(v->ns, ino, !(flags & FILE_DROP_PRIVILEGES), &dropped,
+                            flags & (FILE_NOWAIT | FILE_DISK_ONLY) ? NS_NOWAIT : 0);
     if (!rc && dropped)
         rc = notify_inode(v, ino, NOTIFY_ATTRIBUTES);
     return rc;

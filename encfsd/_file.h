@@ -1,6 +1,6 @@
 /* Contents of regular files by inode: in the database row up to INLINE_MAX bytes, else in an object of their own.
  * The only place that decides between the two. All functions return 0 or a negative errno (read: a count), are thread-safe and
- * block unless FILE_NOWAIT is given (-EAGAIN: nothing was changed, come again from a thread that may block). */
+ * block unless FILE_NOWAIT or FILE_DISK_ONLY is given (-EAGAIN: nothing was changed, come again from a thread that may block). */
 #ifndef ENCFSD_FILE_H
 #define ENCFSD_FILE_H
 
@@ -16,6 +16,7 @@ enum file_flags {
     FILE_DIRECT = 2,                    /* write, fallocate, copy: not write-back of the kernel's cache, so that security.capability goes and who
                                            asked hears of errors */
     FILE_DROP_PRIVILEGES = 4,           /* write, truncate, fallocate, copy: by somebody who may not keep set-id bits (ns_drop_privileges) */
+    FILE_DISK_ONLY = 8,                 /* write: blocks while data go to the disk or come from it, for nothing else (room, a group, a node) */
 };
 
 ssize_t file_read(struct volume *v, uint64_t ino, void *buffer, size_t size, uint64_t offset, int flags);

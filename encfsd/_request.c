@@ -203,13 +203,15 @@ static int64_t run_read(struct volume *v, struct request *r, bool nowait)
     return got;
 }
 
-static int64_t run_write(struct volume *v, struct request *r, bool nowait)
+static int64_t write_with(struct volume *v, struct request *r, int flags)
 {
-    int rc = file_write(v, r->ino, r->buffer, r->size, r->offset, (int)r->flags | file_flags(nowait));
+    int rc = file_write(v, r->ino, r->buffer, r->size, r->offset, (int)r->flags | flags);
     if (!rc)
         atomic_fetch_add_explicit(&v->bytes_written, r->size, memory_order_relaxed);
     return rc ? rc : (int64_t)r->size;
 }
+
+static int64_t run_write(struct volume *v, struct request *r, bool nowait) { return write_with(v, r, file_flags(nowait)); }
 
 static int64_t run_fsync(struct volume *v, struct request *r, bool nowait)
 {
@@ -356,7 +358,16 @@ bool request_try(struct volume *v, struct request *r)
     return r->result != -EAGAIN;
 }
 
-bool request_waits_for_disk_only(const struct request *r) { return OPERATIONS[r->op].waits == DISK_READS; }
+bool request_may_wait_for_disk(const struct request *r) { return OPERATIONS[r->op].waits == DISK_READS || r->op == REQ_WRITE; }
+
+bool request_try_disk(struct volume *v, struct request *r)
+{
+    if (r->op == REQ_WRITE)
+        r->result = write_with(v, r, FILE_DISK_ONLY);
+    else
+        request_carry_out(v, r);
+    return r->result != -EAGAIN;
+}
 
 void request_carry_out(struct volume *v, struct request *r) { r->result = OPERATIONS[r->op].run(v, r, false); }
 

@@ -24,7 +24,7 @@ struct request {
     uint64_t new_parent;                /* rename, link: directory of new_name; copy: inode of the destination */
     const char *new_name; size_t new_name_len;      /* rename, link: new name; symlink: target */
     uint32_t mode, rdev, flags;         /* mknod/mkdir mode; rename or xattr flags; fsync: 1 = datasync; seek: whence; write: enum
-                                           file_flags but FILE_NOWAIT; fallocate: FALLOC_FL_*; readdir: NS_PLAIN */
+                                           file_flags but FILE_NOWAIT, FILE_DISK_ONLY; fallocate: FALLOC_FL_*; readdir: NS_PLAIN */
     uint32_t valid;                     /* setattr: enum ns_set; may include SET_SIZE. setxattr: nonzero if the caller may keep setgid */
     uint64_t offset, new_offset;        /* read, write, seek, punch, fallocate, copy: of the source, and of the destination; readdir:
                                            cookie in `offset` */
@@ -54,11 +54,12 @@ enum { REQUEST_DONE = 0, REQUEST_PARKED = 1 };
 int request_start(struct volume *v, struct request *request);
 
 /* The parts of request_start, for the transport's threads. First request_try: true if it could be answered without waiting. If not,
- * either request_carry_out, which answers it on this thread, however long that takes, or request_park. */
+ * request_try_disk, from a thread that may wait for the disk, if request_may_wait_for_disk: then the disk, or a lock that is held over
+ * reads of it, may be all that it waits for; true if it was, and the request is answered. What is left waits for a barrier, a group or
+ * room: either request_carry_out, which answers it on this thread, however long that takes, or request_park. */
 bool request_try(struct volume *v, struct request *request);
-/* True if carrying it out waits for nothing but the disk, or a lock that is held over reads of it: never for a barrier, a group or
- * room. */
-bool request_waits_for_disk_only(const struct request *request);
+bool request_may_wait_for_disk(const struct request *request);
+bool request_try_disk(struct volume *v, struct request *request);
 void request_carry_out(struct volume *v, struct request *request);
 void request_park(struct volume *v, struct request *request);
 

@@ -197,8 +197,8 @@ void message_done(struct message *m)
     note_in_flight(t, -1);
 }
 
-/* Sealing or opening that much takes longer than waking somebody; and a large WRITE that need not be answered at once is sealed from
- * the message, without a copy in the pool. */
+/* Sealing or opening that much takes longer than waking somebody; and a large WRITE that may wait for the disk is sealed from the
+ * message, without a copy in the pool. */
 static bool is_long(const struct message *m)
 {
     return m->request.size >= LONG_DATA && (m->opcode == FUSE_WRITE || (m->opcode == FUSE_READ && m->transport->max_awake > 1));
@@ -214,11 +214,14 @@ static struct message *carry_out(struct reader *r, struct message *m)
         native_reply(m);
         return m;
     }
-    if (request_waits_for_disk_only(&m->request) && go_away(r)) {
-        request_carry_out(t->volume, &m->request);
-        native_reply(m);
+    if (request_may_wait_for_disk(&m->request) && go_away(r)) {
+        bool done = request_try_disk(t->volume, &m->request);
+
+        if (done)
+            native_reply(m);
         come_back(r);
-        return m;
+        if (done)
+            return m;
     }
     next = message_take(t);
     if (next == NULL) {                 /* better slow than not at all */

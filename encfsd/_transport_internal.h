@@ -25,7 +25,8 @@ enum {
     BUFFER_SIZE = MAX_DATA + HEADER_ROOM, /* what a read of /dev/fuse must have room for */
     MIN_MINOR = 37,                     /* Linux 6.1 */
     MAX_READERS = 32,
-    MAX_BACKGROUND = 64,                /* requests that the kernel has under way on its own account: read-ahead, write-back */
+    MAX_BACKGROUND = 32,                /* requests that the kernel has under way on its own account: read-ahead, write-back. Each WRITE
+                                           has a message: more of them than threads fill memory that has to be had from the kernel */
     IN_FLIGHT = 4096,                   /* forwarded requests whose latency is measured */
 };
 

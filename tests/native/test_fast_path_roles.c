@@ -159,6 +159,45 @@ TEST(somebody_leads_however_many_wait_for_the_disk)
     }
 }
 
+/* The same for large WRITEs; each is sealed by the reader that read it, and stops where it is written. */
+TEST(somebody_leads_while_others_write)
+{
+    enum { SIZE = 64 << 10 };
+    uint8_t *data = pattern(SIZE, 9);
+
+    for (unsigned readers = 1; readers <= READERS; readers++) {
+        struct fuse_write_in in = {.size = SIZE};
+        uint64_t unique[FILES];
+
+        if (!begin_cold() || !CHECK_EQ(transport_begin(device_open(), readers), 0))
+            return;
+        for (int i = 0; i < FILES; i++)
+            check_cold(ask_cold(i));            /* what is not open yet is parked */
+        gate_close(BIO_WRITE);
+        for (unsigned k = 0; k < readers + 3; k++) {
+            unique[k] = ask(FUSE_WRITE, cold[k], &in, sizeof in, data, SIZE);
+            if (!await_waiting(k + 1))
+                break;
+            check_answers();
+        }
+        pthread_mutex_lock(&kernel.transport->lock);
+        CHECK(kernel.transport->leader);
+        CHECK_EQ(kernel.transport->in_flight, 4);
+        pthread_mutex_unlock(&kernel.transport->lock);
+        gate_open();
+        for (unsigned k = 0; k < readers + 3; k++)
+            CHECK_EQ(await_reply(unique[k]), sizeof(struct fuse_write_out));
+        for (unsigned k = 0; k < readers + 3; k++) {
+            CHECK_EQ(kernel_read(cold[k], SIZE, 0), SIZE);
+            CHECK_MEM_EQ(kernel.reply.data, data, SIZE);
+        }
+        check_quiet();
+        transport_end();
+        end_cold();
+    }
+    free(data);
+}
+
 /* Requests that are there before anybody leads. */
 TEST(somebody_leads_from_the_start)
 {

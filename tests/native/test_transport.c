@@ -105,7 +105,7 @@ TEST(init_asks_for_what_this_file_system_needs)
     CHECK_EQ(reply.out.max_pages, reply.out.max_write / 4096);
     CHECK_EQ(reply.out.max_readahead, 128 << 10);
     CHECK_EQ(reply.out.time_gran, 1);
-    CHECK_EQ(reply.out.max_background, 64);
+    CHECK_EQ(reply.out.max_background, 32);
     transport_init_info(transport, &info);
     CHECK_EQ(info.kernel_minor, 41);
     CHECK_EQ(info.kernel_flags, 0x7fffffff);

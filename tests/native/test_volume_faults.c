@@ -305,6 +305,8 @@ TEST(a_full_store_refuses_writes_and_lets_files_be_deleted)
     CHECK(files > 10);                          /* the last of them has no contents */
     CHECK_EQ(client_sync(&c), 0);               /* what was accepted can be written */
     foreign_use(path);
+    struct request disk = {.op = REQ_WRITE, .ino = (uint64_t)last, .buffer = data, .size = sizeof data};
+    CHECK(request_may_wait_for_disk(&disk) && !request_try_disk(c.volume, &disk));      /* room would have to be waited for */
     CHECK_EQ(client_write(&c, (uint64_t)last, data, sizeof data, 0), -ENOSPC);
     CHECK_EQ(client_run(&c, &statfs), 0);
     uint64_t before = statfs.statfs_free;

@@ -50,9 +50,7 @@ static int64_t run(struct waiting *w, unsigned turn)
 
     r->completed = turn & 1 ? post : NULL;
     if (!request_try(volume, r)) {
-        if ((turn & 2) && request_waits_for_disk_only(r)) {
-            request_carry_out(volume, r);
-        } else {
+        if (!((turn & 2) && request_may_wait_for_disk(r) && request_try_disk(volume, r))) {
             request_park(volume, r);
             while (sem_wait(&w->answered))
                 ;
