@@ -12,7 +12,9 @@
  *   wipe                                no strategy: what overwriting a page costs
  *
  * SHAPE: single (take, give) or burst (256 takes, 256 gives). AGE: warm, or fragmented (thousands of nodes came and went before, in an
- * order by chance, and a third of them stayed). Whoever takes a node writes a cache line of it. */
+ * order by chance, and a third of them stayed). Whoever takes a node writes a cache line of it.
+ *
+ * What the driver itself costs is measured in the same run, in turn with the strategy: calls of the same shape that do nothing. */
 #include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -21,7 +23,8 @@
 
 enum {
     BURST = 256,
-    PAIRS = 40 * BURST,                 /* of each thread, timed as a whole */
+    PIECES = 8,                         /* measured in turn with as many of empty calls */
+    PIECE = 5 * BURST,                  /* pairs of each thread */
     TIMED = 40 * BURST,                 /* takes of each thread, timed one by one for the percentile */
     AGED = 4096,                        /* nodes of each thread that make it fragmented */
     FILE_NODES = 48,
@@ -88,6 +91,31 @@ static void file_back(void *p)
         free(p);
 }
 
+/* The same shape as pool_one and pool_back, down to the call of another file's function: a call that is not inlined. */
+static struct node nothing = {.page = (uint8_t[NODE_SIZE]){0}};
+
+__attribute__((noinline))
+static int empty_take(struct pool *p, enum pool_kind kind, enum pool_class class, bool may_wait, struct node **node)
+{
+    __asm__ volatile("" : : "r"(p), "r"(kind), "r"(class), "r"(may_wait) : "memory");
+    *node = &nothing;
+    return 0;
+}
+
+__attribute__((noinline))
+static void empty_give(struct pool *p, struct node *node) { __asm__ volatile("" : : "r"(p), "r"(node) : "memory"); }
+
+static void *empty_one(void)
+{
+    struct node *node;
+
+    must("empty_take", empty_take(pool, POOL_DATA, POOL_APPLICATION, false, &node));
+    return node;
+}
+
+static void empty_back(void *node) { empty_give(pool, node); }
+
+static const struct strategy driver = {"driver", empty_one, empty_back, pool_page};
 static const struct strategy strategies[] = {
     {"pooling", pool_one, pool_back, pool_page},
     {"pooling-cow", pool_one, pool_back, pool_page},
@@ -105,7 +133,7 @@ struct runner {
     pthread_t thread;
     bool fragmented;
     int burst;                          /* nodes held at once */
-    double cpu_ns;                      /* of a pair */
+    double cpu_ns, driver_ns;           /* of a pair; of it, the driver's own */
     float *timed;                       /* TIMED wall times of a take and a first write, ns */
     uint64_t seed;
 };
@@ -121,27 +149,37 @@ static double cpu_now(void)
     return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-static void *take_and_write(void)
+static void *take_and_write(const struct strategy *s)
 {
-    void *handle = strategy->take();
+    void *handle = s->take();
 
-    memset(strategy->page(handle), 1, 64);
+    memset(s->page(handle), 1, 64);
     return handle;
 }
 
-static void turn(void **held, int n)
+static void turn(const struct strategy *s, void **held, int n)
 {
     for (int i = 0; i < n; i++)
-        held[i] = take_and_write();
+        held[i] = take_and_write(s);
     for (int i = 0; i < n; i++)
-        strategy->give(held[i]);
+        s->give(held[i]);
+}
+
+/* CPU time of a pair, ns. */
+static double piece(const struct strategy *s, void **held, int n)
+{
+    double before = cpu_now();
+
+    for (int i = 0; i < PIECE / n; i++)
+        turn(s, held, n);
+    return (cpu_now() - before) / PIECE;
 }
 
 static void timed_turn(void **held, int n, float *ns)
 {
     for (int i = 0; i < n; i++) {
         double t = now_ns();
-        held[i] = take_and_write();
+        held[i] = take_and_write(strategy);
         ns[i] = (float)(now_ns() - t);
     }
     for (int i = 0; i < n; i++)
@@ -169,13 +207,12 @@ static void *run(void *arg)
     void *held[BURST], **aged = found(calloc(AGED, sizeof *aged));
     size_t n = r->fragmented ? age(r, aged) : 0;
 
-    for (int i = 0; i < 4 * BURST / r->burst; i++)
-        turn(held, r->burst);
+    piece(strategy, held, r->burst);
     pthread_barrier_wait(&start);
-    double before = cpu_now();
-    for (int i = 0; i < PAIRS / r->burst; i++)
-        turn(held, r->burst);
-    r->cpu_ns = (cpu_now() - before) / PAIRS;
+    for (int i = 0; i < PIECES; i++) {
+        r->cpu_ns += piece(strategy, held, r->burst) / PIECES;
+        r->driver_ns += piece(&driver, held, r->burst) / PIECES;
+    }
     for (int i = 0; i < TIMED / r->burst; i++)
         timed_turn(held, r->burst, r->timed + (size_t)i * (size_t)r->burst);
     pthread_barrier_wait(&start);       /* before the resident memory is read */
@@ -254,7 +291,7 @@ int main(int argc, char **argv)
         return fprintf(stderr, "bench_pool STRATEGY single|burst warm|fragmented THREADS ROUND\n"), 2;
     int threads = atoi(argv[4]), round = atoi(argv[5]), burst = strcmp(argv[2], "burst") == 0 ? BURST : 1;
     char question[100], more[140];
-    double cpu = 0;
+    double cpu = 0, own = 0;
 
     set_up(argv[1], threads);
     size_t timed = (size_t)TIMED * (size_t)threads;
@@ -275,10 +312,13 @@ int main(int argc, char **argv)
     for (int i = 0; i < threads; i++) {
         pthread_join(runner[i].thread, NULL);
         cpu += runner[i].cpu_ns / threads;
+        own += runner[i].driver_ns / threads;
     }
     qsort(all, timed, sizeof *all, compare_floats);
     snprintf(question, sizeof question, "%s, %s, %d", argv[2], argv[3], threads);
     sample(question, argv[1], round, "ns", cpu);
+    snprintf(more, sizeof more, "%s, driver", question);
+    sample(more, argv[1], round, "ns", own);
     snprintf(more, sizeof more, "%s, p99.9", question);
     sample(more, argv[1], round, "ns", (double)all[timed * 999 / 1000]);
     snprintf(more, sizeof more, "%s, resident", question);

@@ -2,10 +2,10 @@
 
 Each cell (strategy, shape, age, threads) is a process of its own; a round runs every cell once, in
 an order by chance, so that whatever else the machine does hits all alike. Times are CPU time of the
-thread for one take and one give; p99.9 is wall time of a take, about 25 ns of it reading the clock.
-Writes
-bench/results/pool.json (all samples), a plot of medians over threads for each shape and age, and
-for two threads each round's CPU time, p99.9 and resident memory.
+thread for one take and one give, and what of it are the driver's own calls; p99.9 is wall time of
+a take, about 25 ns of it reading the clock. Writes bench/results/pool.json (all samples), a plot of
+medians over threads for each shape and age, and for two threads each round's CPU time, p99.9 and
+resident memory.
 
 Run `make bench-drivers` first, or let `make bench-core` do it.
 """
@@ -68,6 +68,12 @@ def values(samples: list[Sample], question: str, side: str) -> list[float]:
     return [s.value for s in samples if s.question == question and s.side == side]
 
 
+def net(samples: list[Sample], question: str, side: str) -> list[float]:
+    """Return the figures of one cell without what the driver itself cost in the same run."""
+    driver = values(samples, f"{question}, driver", side)
+    return [v - d for v, d in zip(values(samples, question, side), driver, strict=True)]
+
+
 def draw(samples: list[Sample]) -> None:
     """Write the plots: time over threads, and each round's figures for two threads."""
     for shape, age in itertools.product(SHAPES, AGES):
@@ -107,6 +113,14 @@ def table(samples: list[Sample]) -> None:
             v = values(samples, f"{shape}, {age}, {n}", name)
             row += f"{statistics.median(v):>12.1f} ({min(v):.1f}-{max(v):.1f})".rjust(26)
         print(row)
+    for n in THREADS:
+        question = f"single, warm, {n}"
+        v, d = net(samples, question, "pooling"), values(samples, f"{question}, driver", "pooling")
+        print(
+            f"a hot pair of pooling on {n} threads without the driver: "
+            f"{statistics.median(v):.1f} ns ({min(v):.1f}-{max(v):.1f}), "
+            f"the driver {statistics.median(d):.1f} ns ({min(d):.1f}-{max(d):.1f})"
+        )
     for side in ("hot", "cold"):
         v = values(samples, "wiping a page", side)
         print(f"wiping a page, {side}: {statistics.median(v):.0f} ns ({min(v):.0f}-{max(v):.0f})")

@@ -198,10 +198,40 @@ static inline struct magazine *magazine_of(struct pool *pool)
     return last_used.pool_id == pool->id ? last_used.magazine : magazine_find(pool);
 }
 
-/* ---- Take ---- */
+/* ---- The fast paths: no call in them, so that no register need be saved ---- */
 
-/* Makes a free node a taken one. False: there is no memory for its page (POOL_MALLOC). */
-static inline bool prepare(const struct pool *pool, struct node *node, enum pool_kind kind)
+static inline struct node *magazine_take(struct pool *pool, enum pool_kind kind, enum pool_class class)
+{
+    struct magazine *m = last_used.magazine;
+    struct node *node = NULL;
+    if (last_used.pool_id != pool->id || !enter(pool, m))
+        return NULL;
+    if (magazine_count(m) && (class == POOL_COMMIT || !atomic_load_explicit(&pool->congested, memory_order_relaxed))) {
+        node = magazine_pop(m);
+        tally_take(&m->tally, kind, false);
+    }
+    leave(m);
+    return node;
+}
+
+/* The node is released. False: there is no room in the magazine, or others come first, or the slot is to go. */
+static inline bool magazine_give(struct pool *pool, struct node *node)
+{
+    struct magazine *m = last_used.magazine;
+    if (last_used.pool_id != pool->id || !enter(pool, m))
+        return false;
+    bool room = magazine_count(m) < MAGAZINE && !atomic_load_explicit(&pool->congested, memory_order_relaxed)
+        && node < atomic_load_explicit(&pool->end, memory_order_relaxed);
+    if (room) {
+        magazine_push(m, node);
+        tally_give(&m->tally, node->kind, false);
+    }
+    leave(m);
+    return room;
+}
+
+/* Makes a free node a taken one, but for its page. */
+static inline void set_up(struct node *node, enum pool_kind kind)
 {
     assert(!is_taken(node));
     set_taken(node, true);
@@ -209,12 +239,9 @@ static inline bool prepare(const struct pool *pool, struct node *node, enum pool
     node->kind = (uint8_t)kind;
     atomic_store_explicit(&node->referenced, 0, memory_order_relaxed);
     atomic_store_explicit(&node->pins, 0, memory_order_relaxed);
-    if (pool->slot) {
-        slot_open(node);
-        return true;
-    }
-    return node->overflow || (node->page = calloc(1, NODE_SIZE)) != NULL;
 }
+
+/* ---- Take ---- */
 
 enum share pool_take_shared(struct pool *pool, struct magazine *m, enum pool_kind kind, enum pool_class class,
                             const struct waiter *self, struct node **node)
@@ -249,31 +276,14 @@ static bool await_transit(struct pool *pool)
 
 bool pool_make_room(struct pool *pool) { return pool_evict_some(pool) || pool_raid(pool) || await_transit(pool); }
 
-SLOW_PATH
-static struct node *take_slow(struct pool *pool, struct magazine *m, enum pool_kind kind, enum pool_class class)
-{
-    struct node *node = NULL;
-    enum share share;
-    do
-        share = pool_take_shared(pool, m, kind, class, NULL, &node);
-    while (share == SHARE_NONE && pool_make_room(pool));
-    return node;
-}
-
 /* A node of the list, not prepared. */
-static inline struct node *take(struct pool *pool, enum pool_kind kind, enum pool_class class)
+static struct node *take(struct pool *pool, enum pool_kind kind, enum pool_class class)
 {
     struct magazine *m = magazine_of(pool);
-    if (enter(pool, m)) {
-        if (magazine_count(m) && (class == POOL_COMMIT || !atomic_load_explicit(&pool->congested, memory_order_relaxed))) {
-            struct node *node = magazine_pop(m);
-            tally_take(&m->tally, kind, false);
-            leave(m);
-            return node;
-        }
-        leave(m);
+    struct node *node = magazine_take(pool, kind, class);
+    while (!node && pool_take_shared(pool, m, kind, class, NULL, &node) == SHARE_NONE && pool_make_room(pool)) {
     }
-    return take_slow(pool, m, kind, class);
+    return node;
 }
 
 static struct node *overflow_take(struct pool *pool, enum pool_kind kind)
@@ -287,20 +297,19 @@ static struct node *overflow_take(struct pool *pool, enum pool_kind kind)
     memset(node, 0, sizeof *node);
     node->page = page;
     node->overflow = true;
-    if (pool->slot)
-        slot_close(node);
+    slot_close(node);
     struct magazine *m = magazine_of(pool);
     pthread_mutex_lock(&pool->lock);
     struct tally *tally = tally_of(pool, m);
     tally_take(tally, kind, true);
     pool_fold(pool, tally);
     pthread_mutex_unlock(&pool->lock);
-    prepare(pool, node, kind);
+    set_up(node, kind);
+    slot_open(node);
     return node;
 }
 
 /* The list has no node for the caller: the policy decides. Not prepared, but for one from malloc. */
-SLOW_PATH
 static int take_beyond(struct pool *pool, enum pool_kind kind, enum pool_class class, bool may_wait, struct node **node)
 {
     if (pool->overflow == POOL_OVERFLOW_MALLOC)
@@ -326,10 +335,13 @@ static void overflow_give(struct pool *pool, struct node *node)
     page_free(node);
 }
 
-/* There is no room in the magazine, or others come first, or the slot is to go. */
+/* Of a node that is released already. */
 SLOW_PATH
-static void give_shared(struct pool *pool, struct magazine *m, struct node *node)
+static void give_slot(struct pool *pool, struct node *node)
 {
+    struct magazine *m = magazine_of(pool);
+    if (magazine_give(pool, node))
+        return;
     arena_prepare_retiring(pool, node);
     pthread_mutex_lock(&pool->lock);
     tally_give(tally_of(pool, m), node->kind, false);
@@ -341,41 +353,55 @@ static void give_shared(struct pool *pool, struct magazine *m, struct node *node
     pthread_mutex_unlock(&pool->lock);
 }
 
-static inline void give_slot(struct pool *pool, struct node *node)
+static bool is_offered(const struct pool *pool, const struct node *node)
 {
-    node_release(pool, node);
-    struct magazine *m = magazine_of(pool);
-    if (enter(pool, m)) {
-        if (magazine_count(m) < MAGAZINE && !atomic_load_explicit(&pool->congested, memory_order_relaxed)
-            && node < atomic_load_explicit(&pool->end, memory_order_relaxed)) {
-            magazine_push(m, node);
-            tally_give(&m->tally, node->kind, false);
-            leave(m);
-            return;
-        }
-        leave(m);
+    return atomic_load_explicit(&node->owner, memory_order_relaxed) || atomic_load(&pool->at_hand) == node;
+}
+
+/* Nodes that the fast path is not for. */
+SLOW_PATH
+static void give_slow(struct pool *pool, struct node *node)
+{
+    if (node->overflow) {
+        overflow_give(pool, node);
+        return;
     }
-    give_shared(pool, m, node);
+    if (is_offered(pool, node))
+        pool_withdraw_slow(pool, node);
+    node_release(pool, node);
+    give_slot(pool, node);
 }
 
 /* ---- The doors ---- */
 
-struct node *pool_take_cached(struct pool *pool, enum pool_kind kind, enum pool_class class)
+/* Makes a free node a taken one. False: there was no memory for its page (POOL_MALLOC), and it has been given back. */
+static bool prepare(struct pool *pool, struct node *node, enum pool_kind kind)
 {
-    struct node *node = take(pool, kind, class);
-    if (node && !prepare(pool, node, kind)) {
-        give_slot(pool, node);
-        return NULL;
+    set_up(node, kind);
+    if (pool->slot) {
+        slot_open(node);
+        return true;
     }
-    return node;
+    node->page = calloc(1, NODE_SIZE);
+    if (node->page)
+        return true;
+    give_slow(pool, node);
+    return false;
 }
 
-int pool_take(struct pool *pool, enum pool_kind kind, enum pool_class class, bool may_wait, struct node **out)
+SLOW_PATH
+static struct node *take_cached_slow(struct pool *pool, enum pool_kind kind, enum pool_class class)
+{
+    struct node *node = take(pool, kind, class);
+    return node && prepare(pool, node, kind) ? node : NULL;
+}
+
+SLOW_PATH
+static int take_slow(struct pool *pool, enum pool_kind kind, enum pool_class class, bool may_wait, struct node **out)
 {
     struct node *node = take(pool, kind, class);
     int rc = node ? 0 : take_beyond(pool, kind, class, may_wait, &node);
     if (!rc && !node->overflow && !prepare(pool, node, kind)) {
-        give_slot(pool, node);
         node = NULL;
         rc = -ENOMEM;
     }
@@ -383,14 +409,36 @@ int pool_take(struct pool *pool, enum pool_kind kind, enum pool_class class, boo
     return rc;
 }
 
+struct node *pool_take_cached(struct pool *pool, enum pool_kind kind, enum pool_class class)
+{
+    struct node *node = pool->slot ? magazine_take(pool, kind, class) : NULL;
+    if (!node)
+        return take_cached_slow(pool, kind, class);
+    set_up(node, kind);
+    slot_open(node);
+    return node;
+}
+
+int pool_take(struct pool *pool, enum pool_kind kind, enum pool_class class, bool may_wait, struct node **out)
+{
+    struct node *node = pool->slot ? magazine_take(pool, kind, class) : NULL;
+    if (!node)
+        return take_slow(pool, kind, class, may_wait, out);
+    set_up(node, kind);
+    slot_open(node);
+    *out = node;
+    return 0;
+}
+
 void pool_give(struct pool *pool, struct node *node)
 {
     assert(is_taken(node) && "given twice, or evicted");
-    if (node->overflow) {
-        overflow_give(pool, node);
+    if (node->overflow || !pool->slot || is_offered(pool, node)) {
+        give_slow(pool, node);
         return;
     }
-    if (atomic_load_explicit(&node->owner, memory_order_relaxed) || atomic_load(&pool->at_hand) == node)
-        pool_withdraw_slow(pool, node);
-    give_slot(pool, node);
+    set_taken(node, false);
+    slot_close(node);
+    if (!magazine_give(pool, node))
+        give_slot(pool, node);
 }
