@@ -153,14 +153,13 @@ def test_all_short_histories_keep_every_promise(prefix: tuple[Action, ...], step
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("config", [HONEST, ATTACKED], ids=["honest", "attacked"])
-def test_millions_of_random_histories(config: Config) -> None:
-    assert explore_seeds(Rules(), config, range(1_000_000)) is None
+def test_many_random_histories(config: Config) -> None:
+    """Ten times as many as find each broken rule; all longer histories prove what is near."""
+    assert explore_seeds(Rules(), config, range(100_000)) is None
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
 @STARTS
 @pytest.mark.parametrize(
     ("config", "more"),

@@ -2,7 +2,17 @@
  * went on from there was hit by a second one. Each must be exactly one committed state, none older than what was acknowledged, and
  * the object must work on. Include it once.
  *
- * ENCFSD_EXPLORE=long is thorough; without it a part is explored, the same each time. */
+ * ENCFSD_EXPLORE=long runs more programs; what is explored is the same each time. Of one program is explored
+ *
+ *                                       thoroughly                          otherwise
+ *   subsets of unsynced changes         all of up to 10                     all of up to 6
+ *     of more                           prefixes, one, all but one; 100     the same; 10 at random
+ *   torn writes                         every sector of up to 10 changes    every sector of roots, one of others
+ *   kills                               after every call                    after every fourth
+ *   states after which it must work on  every second                        every eighth
+ *   second crashes after a power loss   of every 64th state                 of every 512th
+ *
+ * What follows a crash is never explored thoroughly. */
 #ifndef ENCFSD_EXPLORER_H
 #define ENCFSD_EXPLORER_H
 
@@ -14,7 +24,8 @@
 enum { SEEN = 1 << 18, MAIN_EPOCH = 2, JUDGE_EPOCH = 9, DEEPEST = 2 };
 
 static struct {
-    bool thorough;
+    bool longer;                        /* ENCFSD_EXPLORE=long */
+    bool thorough;                      /* the program being explored */
     struct keyring *ring;
     struct pool *pool;
     struct place work, crash;
@@ -56,7 +67,7 @@ static inline bool explorer_begin(enum memory memory)
         return false;
     ready = true;
     memset(&x, 0, sizeof x);
-    x.thorough = mode && strcmp(mode, "long") == 0;
+    x.longer = x.thorough = mode && strcmp(mode, "long") == 0;
     disk_hooks();
     if (!CHECK_EQ(pool_create(&x.pool, &list, NULL, 0), 0) || !CHECK_EQ(keyring_create(&x.ring, volume, key), 0))
         return false;
