@@ -4,7 +4,7 @@
   the object layer (bench_pool_file.c), since the way through the kernel would hide the pool.
 - RocksDB filled in batches of 50 puts until compaction decides how long a batch takes, through the
   mount: for several sizes of the free list, one of them deliberately too small, and within a memory
-  limit (cgroup v2) around daemon and load.
+  limit (cgroup) around daemon and load. Beside it pages of a file are overwritten at random.
 - CPU time of the whole daemon for a GiB written and read from one end to the other.
 
 Each cell has a new volume or process; a round does every cell once, in an order by chance, and
@@ -128,50 +128,80 @@ class NoLimitError(Exception):
     """Why there can be no memory limit here."""
 
 
-def _unified() -> Path:
-    """Return the mount point of cgroup v2."""
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """A cgroup with a memory limit."""
+
+    group: Path
+    unified: bool  # cgroup v2
+
+    def events(self) -> dict[str, int]:
+        """Return how often the limit was met, and how often somebody was killed."""
+        if self.unified:
+            lines = (self.group / "memory.events").read_text().splitlines()
+            events = dict(line.split() for line in lines)
+            return {name: int(events[name]) for name in ("max", "oom_kill")}
+        lines = (self.group / "memory.oom_control").read_text().splitlines()
+        killed = dict(line.split() for line in lines)["oom_kill"]
+        met = (self.group / "memory.failcnt").read_text()
+        return {"max": int(met), "oom_kill": int(killed)}
+
+
+def _hierarchy() -> tuple[Path, str, bool]:
+    """Return where cgroups with memory limits are, which is ours, and whether that is v2."""
+    mounted = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
-        if after.startswith("cgroup2 "):
-            return Path(before.split()[4])
-    raise NoLimitError("cgroup v2 is not mounted")
+        kind, _, options = after.split()
+        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
+            mounted[kind] = Path(before.split()[4])
+    own = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        own[controllers] = path.removeprefix("/")
+    if "cgroup" in mounted and "memory" in own:
+        return mounted["cgroup"], own["memory"], False
+    if "cgroup2" in mounted:
+        return mounted["cgroup2"], own[""], True
+    raise NoLimitError("no cgroup file system is mounted")
 
 
-def _parent_for_limits() -> Path:
-    """Return the nearest cgroup, ours or above, that gives its children a memory controller.
+def _parent_for_limits() -> tuple[Path, bool]:
+    """Return the nearest cgroup whose children may have a limit, ours or above; and if it is v2.
 
     Nobody is let out of a limit, and no setting of a cgroup that is not ours is changed.
     """
-    root = _unified()
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    own = root / next(line[4:] for line in lines if line.startswith("0::/"))
+    root, path, unified = _hierarchy()
+    own = root / path
+    if not unified:
+        return own, unified
     for group in (own, *own.parents):
         if not group.is_relative_to(root):
             break
         if "memory" in (group / "cgroup.subtree_control").read_text().split():
-            return group
+            return group, unified
         limit = group / "memory.max"
         if limit.exists() and limit.read_text().strip() != "max":
             raise NoLimitError(f"{group} has a limit of its own and gives its children none")
-    if "memory" not in (root / "cgroup.controllers").read_text().split():
-        raise NoLimitError("cgroup v2 has no memory controller here (v1 holds it, or it is off)")
     raise NoLimitError("no cgroup above us gives its children a memory controller")
 
 
 @contextlib.contextmanager
-def memory_limit(limit: int) -> Iterator[Path]:
+def memory_limit(limit: int) -> Iterator[Limit]:
     """Make a cgroup; NoLimitError tells why there is none."""
     try:
-        group = _parent_for_limits() / f"encfsd-bench-{os.getpid()}"
+        parent, unified = _parent_for_limits()
+        group = parent / f"encfsd-bench-{os.getpid()}"
         group.mkdir()
     except OSError as error:
         raise NoLimitError(str(error)) from None
     try:
+        setting = group / ("memory.max" if unified else "memory.limit_in_bytes")
         try:
-            (group / "memory.max").write_text(str(limit))
+            setting.write_text(str(limit))
         except OSError as error:
             raise NoLimitError(str(error)) from None
-        yield group
+        yield Limit(group, unified)
     finally:
         # Whoever was in it has ended; the kernel may take a moment to see that.
         for _ in range(50):
@@ -184,11 +214,11 @@ def memory_limit(limit: int) -> Iterator[Path]:
             say(f"{group} cannot be removed")
 
 
-def within(group: Path | None) -> list[str]:
+def within(limit: Limit | None) -> list[str]:
     """Return what to put before a command to run it in a cgroup."""
-    if group is None:
+    if limit is None:
         return []
-    return ["sh", "-c", 'echo $$ >"$0" && exec "$@"', str(group / "cgroup.procs")]
+    return ["sh", "-c", 'echo $$ >"$0" && exec "$@"', str(limit.group / "cgroup.procs")]
 
 
 # ---- cells ----
@@ -226,13 +256,13 @@ class Bench:
 
     @contextlib.contextmanager
     def _served(
-        self, strategy: str, free_list: str, base: Path, group: Path | None = None
+        self, strategy: str, free_list: str, base: Path, limit: Limit | None = None
     ) -> Iterator[Served]:
         # The last option counts, also where `encfsd_command` has the same.
         options = (f"--free-list={free_list}", f"--pool-strategy={strategy}")
         command = encfsd_command(*options)
         candidate = Candidate(
-            strategy, Role.OURS, "", command=lambda folder: [*within(group), *command(folder)]
+            strategy, Role.OURS, "", command=lambda folder: [*within(limit), *command(folder)]
         )
         place = Served(candidate, self._template, base)
         try:
@@ -266,22 +296,20 @@ class Bench:
     def rocksdb_pressed(self, strategy: str, n: int) -> None:
         """Fill one where memory is short."""
         try:
-            with memory_limit(self._size.memory_limit) as group:
+            with memory_limit(self._size.memory_limit) as limit:
                 # Backing files on tmpfs would count as memory that cannot be given back.
-                with self._served(strategy, MIDDLE, self._disk, group) as place:
-                    self._fill(place, PRESSED, n, group)
-                lines = (group / "memory.events").read_text().splitlines()
-                events = dict(line.split() for line in lines)
-                for event in ("max", "oom_kill"):
-                    self._add(f"{PRESSED}: {event}", strategy, n, "", float(events[event]))
+                with self._served(strategy, MIDDLE, self._disk, limit) as place:
+                    self._fill(place, PRESSED, n, limit)
+                for event, count in limit.events().items():
+                    self._add(f"{PRESSED}: {event}", strategy, n, "", float(count))
         except NoLimitError as reason:
             self._report.note(f"RocksDB under memory pressure: SKIPPED: {reason}")
 
-    def _fill(self, place: Served, what: str, n: int, group: Path | None) -> None:
+    def _fill(self, place: Served, what: str, n: int, limit: Limit | None) -> None:
         side = place.candidate.name
         before = place.cpu_seconds()
         load = map(str, (FILL, place.point, place.directory / "db", self._size.batches))
-        command = [*within(group), sys.executable, *load]
+        command = [*within(limit), sys.executable, *load]
         found = json.loads(harness.run(command, timeout=CELL_TIMEOUT).stdout)
         points = found["points"]
         self._report.courses.append(Course(what, side, n, points))
