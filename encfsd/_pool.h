@@ -17,7 +17,7 @@
 enum pool_kind { POOL_DATA, POOL_TREE, POOL_KINDS };
 
 /* Who asks, most urgent first. Commits may use the reserve and never wait, because only a commit makes dirty nodes clean;
- * background work (read-ahead, verify) takes only what nobody else waits for. */
+ * background work takes only what nobody else waits for. The workers order their jobs by it, too. */
 enum pool_class { POOL_COMMIT, POOL_APPLICATION, POOL_BACKGROUND, POOL_CLASSES };
 
 /* How pages come and go. All strategies count, limit, evict and audit alike. */
