@@ -223,8 +223,8 @@ ssize_t file_read(struct volume *v, uint64_t ino, void *buffer, size_t size, uin
         return n;
     if (has_object(inode)) {
         struct object *o = lend(inode);
-        /* The kernel's page cache keeps it. */
-        n = object_read(o, buffer, size, offset, OBJECT_ONCE | (flags & FILE_NOWAIT ? OBJECT_NOWAIT : 0));
+        /* Once, if the kernel's page cache keeps it. */
+        n = object_read(o, buffer, size, offset, (flags & FILE_DIRECT ? 0 : OBJECT_ONCE) | (flags & FILE_NOWAIT ? OBJECT_NOWAIT : 0));
         give_back(inode);
         if (n == -EIO && !object_poisoned(o))
             tell_damage(v, inode, "contents that are not authentic were read");

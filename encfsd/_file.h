@@ -13,8 +13,8 @@ enum { FILE_COPY_MAX = 64 << 20 };  /* bytes */
 
 enum file_flags {
     FILE_NOWAIT = 1,
-    FILE_DIRECT = 2,                    /* write, fallocate, copy: not write-back of the kernel's cache, so that security.capability goes and who
-                                           asked hears of errors */
+    FILE_DIRECT = 2,                    /* not by way of the kernel's cache. read: what is read stays in the pool instead; write, fallocate,
+                                           copy: security.capability goes, and who asked hears of errors */
     FILE_DROP_PRIVILEGES = 4,           /* write, truncate, fallocate, copy: by somebody who may not keep set-id bits (ns_drop_privileges) */
     FILE_DISK_ONLY = 8,                 /* write: blocks while data go to the disk or come from it, for nothing else (room, a group, a node) */
 };

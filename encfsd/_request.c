@@ -197,7 +197,7 @@ static int64_t run_removexattr(struct volume *v, struct request *r, bool nowait)
 
 static int64_t run_read(struct volume *v, struct request *r, bool nowait)
 {
-    int64_t got = file_read(v, r->ino, r->buffer, r->size, r->offset, file_flags(nowait));
+    int64_t got = file_read(v, r->ino, r->buffer, r->size, r->offset, (int)r->flags | file_flags(nowait));
     if (got > 0)
         atomic_fetch_add_explicit(&v->bytes_read, (uint64_t)got, memory_order_relaxed);
     return got;

@@ -23,7 +23,7 @@ struct request {
     const char *name; size_t name_len;  /* NUL-terminated for xattrs, else it need not be */
     uint64_t new_parent;                /* rename, link: directory of new_name; copy: inode of the destination */
     const char *new_name; size_t new_name_len;      /* rename, link: new name; symlink: target */
-    uint32_t mode, rdev, flags;         /* mknod/mkdir mode; rename or xattr flags; fsync: 1 = datasync; seek: whence; write: enum
+    uint32_t mode, rdev, flags;         /* mknod/mkdir mode; rename or xattr flags; fsync: 1 = datasync; seek: whence; read, write: enum
                                            file_flags but FILE_NOWAIT, FILE_DISK_ONLY; fallocate: FALLOC_FL_*; readdir: NS_PLAIN */
     uint32_t valid;                     /* setattr: enum ns_set; may include SET_SIZE. setxattr: nonzero if the caller may keep setgid */
     uint64_t offset, new_offset;        /* read, write, seek, punch, fallocate, copy: of the source, and of the destination; readdir:

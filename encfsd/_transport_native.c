@@ -236,6 +236,7 @@ static int decode_read(struct message *m, struct body *body)
     m->request.offset = in->offset;
     m->request.size = in->size;
     m->request.buffer = message_data(m);
+    m->request.flags = in->flags & O_DIRECT ? FILE_DIRECT : 0;
     return 0;
 }
 

@@ -418,6 +418,38 @@ TEST(read_and_write_any_size_and_place)
     free(data);
 }
 
+static uint64_t data_nodes_in_pool(void)
+{
+    struct volume_stats stats;
+
+    volume_stats(kernel.client.volume, &stats);
+    return stats.pool.kind[POOL_DATA].in_use;
+}
+
+TEST(what_is_read_around_the_kernels_cache_stays_in_the_pool)
+{
+    enum { NODES = 40 };
+    struct fuse_read_in direct = {.size = NODES * NODE_SIZE, .flags = O_DIRECT};
+    uint8_t *data = pattern(NODES * NODE_SIZE, 5);
+
+    if (!begin())
+        return;
+    uint64_t ino = kernel_create(ROOT_INO, "f");
+    CHECK_EQ(kernel_write(ino, data, NODES * NODE_SIZE, 0), NODES * NODE_SIZE);
+    CHECK_EQ(client_sync(&kernel.client), 0);
+    uint64_t before = data_nodes_in_pool();
+    CHECK_EQ(kernel_read(ino, NODES * NODE_SIZE, 0), NODES * NODE_SIZE);
+    CHECK_EQ(data_nodes_in_pool(), before);
+    for (int again = 0; again < 2; again++) {
+        CHECK_EQ(CALL(FUSE_READ, ino, direct), NODES * NODE_SIZE);
+        CHECK_MEM_EQ(kernel.reply.data, data, NODES * NODE_SIZE);
+        CHECK_EQ(data_nodes_in_pool(), before + NODES);
+    }
+    kernel_forget(ino, 1);
+    end_all();
+    free(data);
+}
+
 TEST(write_takes_privileges_if_the_kernel_says_so)
 {
     struct fuse_setattr_in mode = {.valid = FATTR_MODE, .mode = S_IFREG | 06755};
