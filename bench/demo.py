@@ -45,9 +45,16 @@ def say(text: str) -> None:
 def encfsd(folder: Path, *arguments: str) -> str:
     """Run the command line in `folder`, as a user would, and return what it prints."""
     say(f"$ encfsd {' '.join(arguments)}")
-    command = [ENCFSD, *arguments]
+    # The control socket lies in the demo's folder too: whoever came by su or runs in a container has
+    # no /run/user.
     done = subprocess.run(
-        command, check=True, timeout=TIMEOUT, stdout=subprocess.PIPE, text=True, cwd=folder
+        [ENCFSD, *arguments],
+        check=True,
+        timeout=TIMEOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"XDG_RUNTIME_DIR": str(folder)},
     )
     return done.stdout
 
