@@ -39,6 +39,7 @@ struct kernel {
     char path[64];
     struct transport *transport;
     int fd, session;                    /* the kernel's end, pyfuse3's end */
+    uint32_t most;                      /* bytes that one message carries: 1 MiB, or less if an ordinary user may have only small sockets */
     uint64_t unique;                    /* of the last request */
     uint32_t uid, gid;                  /* of the next requests */
     struct early *early;
@@ -81,11 +82,15 @@ static inline void volume_end(void)
 static inline int device_open(void)
 {
     int pair[2], size = SOCKET_ROOM;
+    socklen_t len = sizeof size;
 
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
         abort();
     for (int i = 0; i < 2; i++)
-        setsockopt(pair[i], SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof size);
+        if (setsockopt(pair[i], SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof size) < 0)
+            setsockopt(pair[i], SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+    getsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &size, &len);
+    kernel.most = size >= 2 * MIB ? MIB : TRANSPORT_MAX_READ;
     kernel.fd = pair[0];
     return pair[1];
 }

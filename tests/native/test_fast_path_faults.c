@@ -340,11 +340,11 @@ TEST(truncated_messages_are_refused_at_every_length)
 TEST(names_that_do_not_end_are_refused)
 {
     uint8_t *names = malloc(BUFFER_SIZE);
-    static const size_t sizes[] = {1, 255, 256, 4096, 8192, MIB};
 
     memset(names, 'x', BUFFER_SIZE);
     if (!begin())
         return;
+    const size_t sizes[] = {1, 255, 256, 4096, 8192, kernel.most};
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
         for (size_t s = 0; forms[i].names > 0 && s < sizeof sizes / sizeof *sizes; s++) {
             uint8_t fixed[128] = {0};
@@ -473,8 +473,10 @@ TEST(replies_too_short_or_too_long)
         return;
     CHECK_EQ(send(kernel.session, bytes, 5, 0), 5);
     *header = (struct fuse_out_header){.len = BUFFER_SIZE + 1, .unique = 12};
-    CHECK_EQ(send(kernel.session, bytes, header->len, 0), header->len);
-    CHECK_EQ(await_reply(12), -EIO);
+    if (send(kernel.session, bytes, header->len, 0) < 0)
+        CHECK(errno == EMSGSIZE && kernel.most < MIB);      /* an ordinary user's socket refuses it by itself */
+    else
+        CHECK_EQ(await_reply(12), -EIO);
     check_quiet();
     end_all();
 }

@@ -6,7 +6,8 @@
 #include "_blockio.h"
 #include "fake_kernel.h"
 
-enum { READERS = 4, FILES = READERS + 4, FILE_SIZE = 20000 };
+/* Files of an object, and small: a burst of answers must fit into the socket that stands for /dev/fuse, an ordinary user's too. */
+enum { READERS = 4, FILES = READERS + 4, FILE_SIZE = 3000 };
 
 /* ---- a gate in the backing store ---- */
 

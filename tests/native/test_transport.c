@@ -22,7 +22,8 @@ static void start(void)
 
     CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), 0);
     for (int i = 0; i < 2; i++)
-        setsockopt(pair[i], SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof size);
+        if (setsockopt(pair[i], SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof size) < 0)
+            setsockopt(pair[i], SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
     kernel = pair[0];
     CHECK_EQ(transport_start(&transport, pair[1], &(struct transport_options){0}, &session), 0);
 }
