@@ -45,7 +45,7 @@ def say(text: str) -> None:
 def encfsd(folder: Path, *arguments: str) -> str:
     """Run the command line in `folder`, as a user would, and return what it prints."""
     say(f"$ encfsd {' '.join(arguments)}")
-    # The control socket lies in the demo's folder too: whoever came by su or runs in a container has
+    # The control socket lies in the folder too: who came by su or runs in a container has
     # no /run/user.
     done = subprocess.run(
         [ENCFSD, *arguments],
