@@ -6,7 +6,7 @@
 
 enum {
     SYNCFS_ABOVE = 32,          /* objects in a group: from here on one syncfs is cheaper than a barrier each */
-    ROWS_AT_A_TIME = 64,        /* rows written before the namespace mutex is let go: bounds how long a request waits */
+    ROWS_AT_A_TIME = 64,        /* rows written in a transaction and before the namespace mutex is let go: bounds how long a request waits */
     SHRINK_STEPS = 8,           /* short transactions of ns_shrink a group */
     PUBLISH_ROUNDS = 3,         /* renames may go on while a group commits what earlier ones published */
 };

@@ -3,7 +3,7 @@
  * One group, in order:
  *   collect   who waits, what was renamed or linked, and for a full group every dirty inode;
  *   commit    each object: freeze, seal, write; then a barrier each, or one syncfs for many;
- *   record    rows get the root of each object's last completed barrier, sizes and times: one SQLite transaction each;
+ *   record    rows get the root of each object's last completed barrier, sizes and times: a SQLite transaction for some at a time;
  *   mark      freeze object 0 at a transaction boundary, under the namespace mutex; from here new changes go on;
  *   durable   write and barrier object 0; then waiters go on, slots and dropped objects are freed, the state record follows. */
 #include "_groups_internal.h"
@@ -187,8 +187,9 @@ static int record_target(struct groups *g, struct target *t, bool last)
             return rc;
         /* It has outgrown its row since the group looked at it; rare enough to wait for its barrier here. */
         groups_commit_objects(g, t, 1, true);
-        if (t->result)
-            return t->published ? t->result : 0;
+        rc = groups_check_published(g, t, 1);
+        if (rc || t->result)
+            return rc;
     }
 
     pthread_mutex_lock(&g->mutex);
@@ -208,24 +209,32 @@ static int record_target(struct groups *g, struct target *t, bool last)
     return rc;
 }
 
-/* Those from number `done` on; the others have been recorded in earlier rounds of this group. */
+/* Those from number `done` on; the others have been recorded in earlier rounds of this group. An error is final. */
 static int record_targets(struct groups *g, struct target_list *list, size_t done, bool last, bool let_go)
 {
     int rc = 0;
 
-    for (size_t i = done; i < list->count && !rc; i++) {
-        struct target *t = &list->items[i];
+    for (size_t i = done; i < list->count && !rc; ) {
+        size_t end = list->count - i < ROWS_AT_A_TIME ? list->count : i + ROWS_AT_A_TIME;
 
-        if (t->result)
-            continue;                   /* its old root stays recorded; it is still dirty */
-        rc = record_target(g, t, last);
-        if (!rc && t->object && !t->result)
-            supersede_targets(list->items, done, t->inode);
-        if (let_go && i % ROWS_AT_A_TIME == ROWS_AT_A_TIME - 1) {
+        ns_rows_begin(g->v->ns);
+        for (; i < end && !rc; i++) {
+            struct target *t = &list->items[i];
+
+            if (t->result)
+                continue;               /* its old root stays recorded; it is still dirty */
+            rc = record_target(g, t, last);
+            if (!rc && t->object && !t->result)
+                supersede_targets(list->items, done, t->inode);
+        }
+        rc = ns_rows_end(g->v->ns, rc);
+        if (let_go) {
             ns_unlock(g->v->ns);
             ns_lock(g->v->ns, 0);
         }
     }
+    if (rc)
+        groups_set_failed(g, rc, "recording what was committed");
     return rc;
 }
 
@@ -430,7 +439,7 @@ static int make_durable(struct groups *g, struct target_list *list, size_t first
     }
     if (!rc)
         rc = commit_metadata(g, record);
-    if (rc == -ENOSPC && !object_poisoned(v->meta) && space_spend_ballast(v)) {
+    if (rc == -ENOSPC && !groups_failed(g) && !object_poisoned(v->meta) && space_spend_ballast(v)) {
         /* What the attempt wrote has been given back, and the ballast makes room for one more. There are more transactions by now:
          * they are frozen with the rest, at a boundary again, and with the contents that they publish. */
         rc = freeze_metadata(g, list, list->count, last, mark);

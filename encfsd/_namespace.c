@@ -154,6 +154,8 @@ int transaction_begin(struct namespace *ns)
 {
     if (ns->read_only || atomic_load(&ns->failed) != 0)
         return -EROFS;
+    if (ns->rows_together && sqlite3_get_autocommit(ns->db) == 0)
+        return 0;
     ns->statement_failed = false;
     ns->inode_count_change = 0;
     int r = statement_run(ns, SQL_BEGIN, NULL, 0);
@@ -164,6 +166,8 @@ int transaction_begin(struct namespace *ns)
 
 int transaction_end(struct namespace *ns, int result)
 {
+    if (ns->rows_together)
+        return result;
     if (result == 0)
         result = statement_run(ns, SQL_COMMIT, NULL, 0);
     if (result == 0) {
@@ -179,6 +183,14 @@ int transaction_end(struct namespace *ns, int result)
         atomic_store(&ns->torn, vfs_torn(ns->file) || sqlite3_get_autocommit(ns->db) == 0);
     }
     return result;
+}
+
+void ns_rows_begin(struct namespace *ns) { ns->rows_together = true; }
+
+int ns_rows_end(struct namespace *ns, int result)
+{
+    ns->rows_together = false;
+    return sqlite3_get_autocommit(ns->db) == 0 ? transaction_end(ns, result) : result;
 }
 
 int64_t time_now(void)

@@ -134,7 +134,13 @@ void ns_put_inode(struct namespace *ns, struct inode *inode);
  * the inode's lock are held. */
 int ns_load_content(struct namespace *ns, struct inode *inode);
 
-/* One transaction each; namespace mutex held, the inode's lock not: */
+/* What ns_write_... write between the two becomes one transaction: rows of neighbours share pages, and each page is written once. The
+ * namespace mutex is held throughout. If `result`, that of the writes, is not 0, nothing has been written, though inodes may seem clean:
+ * the caller must not go on with this volume. Returns what became of the transaction: 0 or -errno. */
+void ns_rows_begin(struct namespace *ns);
+int ns_rows_end(struct namespace *ns, int result);
+
+/* One transaction each, unless between the two above; namespace mutex held, the inode's lock not: */
 /* attr_dirty/content_dirty -> row; clears them. Nothing if the file has an object: size and times are those of its root then. */
 int ns_write_inode(struct namespace *ns, struct inode *inode);
 /* Only the times of an inode, for a file whose object is closed: nothing else of it can have changed. Clears attr_dirty. */

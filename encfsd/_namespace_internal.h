@@ -76,6 +76,7 @@ struct namespace {
     int64_t inode_count;        /* rows of `inode`; -1: not counted yet */
     int64_t inode_count_change; /* by the running transaction */
     bool statement_failed;      /* in the running transaction */
+    bool rows_together;         /* between ns_rows_begin and ns_rows_end: a transaction that has begun goes on until the latter */
     bool listed_known;          /* the last inode that a listing came to was in core: so will be the next */
     struct search searches[SEARCHES];       /* by base */
     struct object *closing[CLOSING_MAX];    /* of dropped inodes: closed after the mutex is released */

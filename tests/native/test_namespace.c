@@ -1427,6 +1427,56 @@ TEST(contents_in_rows)
 	fx_end(&fx);
 }
 
+static void set_mtime(struct inode *inode, int64_t mtime)
+{
+	pthread_mutex_lock(&inode->lock);
+	inode->attr.mtime = mtime;
+	inode->attr_dirty = true;
+	pthread_mutex_unlock(&inode->lock);
+}
+
+TEST(rows_written_together_are_one_transaction_and_all_or_none)
+{
+	struct fx fx;
+	struct attr f, g;
+	struct inode *first, *second;
+	fx_new(&fx);
+	make(&fx, ROOT_INO, "f", S_IFREG | 0600, &f);
+	make(&fx, ROOT_INO, "g", S_IFREG | 0600, &g);
+	ns_get_inode(fx.ns, f.ino, &first, 0);
+	ns_get_inode(fx.ns, g.ino, &second, 0);
+	ns_lock(fx.ns, 0);
+	uint64_t mark = ns_mark(fx.ns);
+	ns_rows_begin(fx.ns);
+	CHECK_EQ(ns_rows_end(fx.ns, 0), 0); /* nothing to write */
+	CHECK_EQ(ns_mark(fx.ns), mark);
+	set_mtime(first, 77);
+	set_mtime(second, 78);
+	ns_rows_begin(fx.ns);
+	CHECK_EQ(ns_write_inode(fx.ns, first), 0);
+	CHECK_EQ(ns_write_times(fx.ns, second), 0);
+	CHECK_EQ(ns_mark(fx.ns), mark);
+	CHECK_EQ(ns_rows_end(fx.ns, 0), 0);
+	CHECK_EQ(ns_mark(fx.ns), mark + 1);
+	set_mtime(first, 87);
+	set_mtime(second, 88);
+	ns_rows_begin(fx.ns);
+	CHECK_EQ(ns_write_inode(fx.ns, first), 0);
+	CHECK_EQ(ns_write_times(fx.ns, second), 0);
+	CHECK_EQ(ns_rows_end(fx.ns, -EIO), -EIO);
+	CHECK_EQ(ns_mark(fx.ns), mark + 1);
+	ns_unlock(fx.ns);
+	ns_put_inode(fx.ns, first);
+	ns_put_inode(fx.ns, second);
+	forget(&fx, f.ino, 1);
+	forget(&fx, g.ino, 1);
+	fx_reopen(&fx);
+	CHECK_EQ(ns_getattr(fx.ns, f.ino, &f, 0), 0);
+	CHECK_EQ(ns_getattr(fx.ns, g.ino, &g, 0), 0);
+	CHECK(f.mtime == 77 && g.mtime == 78);
+	fx_end(&fx);
+}
+
 static int count_objects(void *arg, const struct ns_object_row *row)
 {
 	struct ns_object_row *last = arg;
