@@ -1437,7 +1437,7 @@ static void set_mtime(struct inode *inode, int64_t mtime)
 
 TEST(rows_written_together_are_one_transaction_and_all_or_none)
 {
-	struct fx fx;
+	struct fixture fx;
 	struct attr f, g;
 	struct inode *first, *second;
 	fx_new(&fx);
