@@ -9,15 +9,16 @@ enum {
     GAP_MAX = 2,                        /* slots read for nothing rather than in another call: the allocator's slack */
     SCATTER_MIN = 4,                    /* runs of a batch from which on the kernel gets a hint */
     SCATTER_SPAN = 4,                   /* ... if the batch lies within so many times its own length */
+    SCAN_MIN = 8,                       /* nodes of a read from which on it may be one of many that pass through a file once */
 };
 
 /* ---- One node ---- */
 
 /* Keeps a clean copy of a node that was just read, if it is still current and there is room. */
-static void cache_data(struct object *o, uint64_t index, const struct entry *entry, const uint8_t *page)
+static void cache_data(struct object *o, uint64_t index, const struct entry *entry, const uint8_t *page, enum pool_class class)
 {
     struct location at;
-    struct node *node = pool_take_cached(o->env->pool, POOL_DATA, POOL_APPLICATION);
+    struct node *node = pool_take_cached(o->env->pool, POOL_DATA, class);
 
     if (!node)
         return;
@@ -97,6 +98,7 @@ struct reader {
     uint8_t *buffer;
     uint64_t offset, size;              /* bytes of the object that go to the buffer */
     bool nowait, keep;                  /* keep: nodes that come from the disk stay in the pool */
+    enum pool_class class;              /* for keeping them: a scan pushes nothing out */
     _Atomic int rc;                     /* first error of a batch */
 };
 
@@ -231,7 +233,7 @@ static int fetch_run(struct reader *r, const struct want *want, int n, size_t sl
             if (rc)
                 return rc;
         } else if (r->keep) {
-            cache_data(o, want[i].index, &want[i].entry, page);
+            cache_data(o, want[i].index, &want[i].entry, page, r->class);
         }
         if (!whole)
             deliver(r, want[i].index, page);
@@ -275,6 +277,7 @@ ssize_t object_read(struct object *o, void *buffer, size_t size, uint64_t offset
     if (offset >= end || size == 0)
         return 0;
     r.size = size < end - offset ? size : end - offset;
+    r.class = r.size < SCAN_MIN * NODE_SIZE ? POOL_APPLICATION : POOL_BACKGROUND;
 
     size_t batches = (nodes_for(offset + r.size) - offset / NODE_SIZE + BATCH - 1) / BATCH;
     if (batches == 1 || r.nowait)

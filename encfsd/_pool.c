@@ -281,7 +281,8 @@ static struct node *take(struct pool *pool, enum pool_kind kind, enum pool_class
 {
     struct magazine *m = magazine_of(pool);
     struct node *node = magazine_take(pool, kind, class);
-    while (!node && pool_take_shared(pool, m, kind, class, NULL, &node) == SHARE_NONE && pool_make_room(pool)) {
+    while (!node && pool_take_shared(pool, m, kind, class, NULL, &node) == SHARE_NONE && class != POOL_BACKGROUND
+           && pool_make_room(pool)) {
     }
     return node;
 }

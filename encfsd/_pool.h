@@ -17,7 +17,7 @@
 enum pool_kind { POOL_DATA, POOL_TREE, POOL_KINDS };
 
 /* Who asks, most urgent first. Commits may use the reserve and never wait, because only a commit makes dirty nodes clean;
- * background work takes only what nobody else waits for. The workers order their jobs by it, too. */
+ * background work takes only what is free and nobody else waits for: it evicts nothing. The workers order their jobs by it, too. */
 enum pool_class { POOL_COMMIT, POOL_APPLICATION, POOL_BACKGROUND, POOL_CLASSES };
 
 /* How pages come and go. All strategies count, limit, evict and audit alike. */
@@ -129,8 +129,8 @@ size_t pool_footprint(size_t nodes);
 int pool_take(struct pool *pool, enum pool_kind kind, enum pool_class class, bool may_wait, struct node **node);
 enum { POOL_WAIT_MS = 200 };
 
-/* For caching clean nodes: never waits, never exceeds the list. NULL if no slot is free and nothing can be evicted, or others of
- * the same or a more urgent class wait for one. */
+/* For caching clean nodes: never waits, never exceeds the list. NULL if no slot is free and nothing can be evicted (for the background:
+ * if none is free), or others of the same or a more urgent class wait for one. */
 struct node *pool_take_cached(struct pool *pool, enum pool_kind kind, enum pool_class class);
 
 /* Gives a node back. The caller must have unlinked it; it may hold the owner's lock. Nodes from malloc are wiped and freed here.

@@ -681,6 +681,42 @@ TEST(what_the_caller_keeps_is_not_kept_in_the_pool)
     fixture_close(&f);
 }
 
+static uint64_t data_evictions(struct fixture *f)
+{
+    struct pool_stats stats;
+
+    pool_stats(f->env.pool, &stats);
+    return stats.kind[POOL_DATA].evictions;
+}
+
+TEST(a_scan_pushes_nothing_out_of_the_pool)
+{
+    static const struct pool_size small = {256 << 10, 8};
+    uint8_t back[40 * NODE_SIZE];
+    struct fixture f;
+
+    if (!fixture_open(&f, small, 0))
+        return;
+    f.env.cache_data = true;
+    fill(scratch, 100 * NODE_SIZE, 6);
+    CHECK_EQ(object_write(f.o, scratch, 100 * NODE_SIZE, 0, 0), 0);
+    fixture_commit(&f, true);
+    if (fixture_reopen(&f)) {
+        for (uint64_t i = 0; i < 100; i++)
+            CHECK_EQ(object_read(f.o, back, NODE_SIZE, i * NODE_SIZE, 0), NODE_SIZE);
+        uint64_t before = data_evictions(&f), kept = pooled_data(&f);
+
+        CHECK(before > 0);              /* the pool is full */
+        for (uint64_t i = 0; i < 60; i += 20) {
+            CHECK_EQ(object_read(f.o, back, sizeof back, i * NODE_SIZE, 0), sizeof back);
+            CHECK_MEM_EQ(back, scratch + i * NODE_SIZE, sizeof back);
+        }
+        CHECK_EQ(data_evictions(&f), before);
+        CHECK_EQ(pooled_data(&f), kept);
+    }
+    fixture_close(&f);
+}
+
 TEST(who_may_not_block_is_told_so)
 {
     struct fixture f;
