@@ -29,7 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Tell the harness; have programs under test heed interrupts."""
     harness.fast_path = not config.getoption("--no-fast-path")
-    os.environ["PYTHONPATH"] = str(config.rootpath)  # programs under test are those of this checkout
+    # Programs under test are those of this checkout.
+    os.environ["PYTHONPATH"] = str(config.rootpath)
     # Whoever was started in the background by a script ignores them, and so would its children.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
