@@ -235,7 +235,7 @@ def _operation(random_: random.Random) -> Callable[[str], object]:
     offset = random_.choice((0, 0, 1, 100, 2040, 2048, 4096, 10_000, 300_000))
     data = random_.randbytes(random_.choice((1, 10, 2048, 2100, 4096, 9000, 200_000)))
     flags = random_.choice((0, 0, 0, 1, 2))
-    mode = random_.choice((0o600, 0o644, 0o751))
+    mode = random_.choice((0o700, 0o744, 0o751))  # directories stay open to their owner
     choices: list[Callable[[str], object]] = [
         lambda top: _write_at(f"{top}/{first}", offset, data),
         lambda top: _write_at(f"{top}/{first}", offset, data),
