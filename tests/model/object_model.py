@@ -529,8 +529,13 @@ class ObjectModel:
         self.size = size
 
     def punch(self, offset: int, size: int) -> None:
-        """Make [offset, offset + size) zero; nodes that lie in it become holes."""
-        end = min(offset + size, nodes_for(self.size) * NODE)
+        """Make [offset, offset + size) zero; nodes that lie in it become holes.
+
+        So does the last one, if all of its bytes that belong to the file do.
+        """
+        end = offset + size
+        if end >= self.size:
+            end = nodes_for(self.size) * NODE
         for index in self._held():
             start = index * NODE
             if offset <= start and start + NODE <= end:
