@@ -393,6 +393,14 @@ uint64_t committed_nodes(const struct object *o)
 
 bool object_poisoned(struct object *o) { return atomic_load(&o->poisoned); }
 
+bool object_damaged(struct object *o) { return atomic_load(&o->damaged); }
+
+int object_found_damage(struct object *o)
+{
+    atomic_store(&o->damaged, true);
+    return -EIO;
+}
+
 /* ---- Roots in use ---- */
 
 void object_record(struct object *o, struct object_record *record)

@@ -131,6 +131,10 @@ bool object_evict(struct node *node);
 /* True after a failed barrier. */
 bool object_poisoned(struct object *o);
 
+/* True after a node that the object needs was found not to be authentic, for which a read returned -EIO: its file was changed, cut, or
+ * is older than the root. An error of the disk does not count. */
+bool object_damaged(struct object *o);
+
 /* For object 0: reads the root slots' salts (not secret) and returns true if one is neither zero nor known to this
  * object: another writer. */
 int object_foreign_root(struct object *o, bool *foreign);

@@ -95,6 +95,7 @@ struct object {
     uint64_t hidden_end;
 
     _Atomic bool poisoned;
+    _Atomic bool damaged;               /* a node that is in use was not authentic */
     pthread_mutex_t sealing;
 
     pthread_mutex_t space;              /* guards: */
@@ -142,6 +143,9 @@ static inline void copy_page(void *to, const void *from)
 }
 
 /* ---- _object.c ---- */
+
+/* Notes that a node in use is not authentic; returns the error that whoever reads gets for it. */
+int object_found_damage(struct object *o);
 
 /* Sealed bytes of up to BATCH nodes, one buffer a thread, reused. For use within one function. NULL: no memory. */
 uint8_t *sealed_buffer(void);

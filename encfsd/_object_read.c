@@ -73,7 +73,7 @@ static int read_again(struct object *o, uint64_t index, uint8_t *page, struct en
             continue;
         }
         if (memcmp(&at.entry, &last, sizeof last) == 0)
-            return -EIO;                /* not reused meanwhile: not authentic */
+            return object_found_damage(o);      /* not reused meanwhile */
         struct open_job job = {.sealed = sealed, .plain = page, .entry = &at.entry, .kind = NODE_DATA};
         rc = blockfile_read(o->file, at.entry.slot, sealed, 1);
         if (!rc)

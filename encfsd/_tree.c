@@ -247,7 +247,7 @@ int tree_load(struct object *o, const struct location *at, struct cursor *cursor
         pthread_rwlock_rdlock(&o->lock);
         bool exchanged = o->tree_version != at->version;
         pthread_rwlock_unlock(&o->lock);
-        return exchanged ? 0 : -EIO;
+        return exchanged ? 0 : object_found_damage(o);
     }
     if (rc)
         return rc;

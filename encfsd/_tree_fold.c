@@ -82,7 +82,7 @@ static int old_node(struct fold *f, unsigned level, uint64_t index, const struct
         copy_page(page, node->page);
     pthread_rwlock_unlock(&o->lock);
     int rc = node ? 0 : tree_read(o, level, entry, page);
-    return rc == -EBADMSG ? -EIO : rc;
+    return rc == -EBADMSG ? object_found_damage(o) : rc;
 }
 
 /* ---- Cuts ---- */

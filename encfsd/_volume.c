@@ -575,6 +575,8 @@ int volume_open(struct volume **out, const struct volume_options *options, struc
             rc = begin_epoch(v, found, clean, message, message_size);
         }
     }
+    if (rc && v->meta && object_damaged(v->meta))
+        rc = fail(message, message_size, -EBADMSG, "object 0 (the file \"meta\") is not authentic: it was changed, cut or replaced by an older one");
     if (rc) {
         volume_free(v);
         return rc;
@@ -739,6 +741,11 @@ int volume_verify(struct volume *v, void (*progress)(void *arg, uint64_t nodes, 
             rc = -ECANCELED;
     }
     free(list.rows);
+    if (rc && object_damaged(v->meta)) {                    /* the rest cannot be found */
+        verify.ino = 0;
+        report(&verify, 0, UINT64_MAX);
+        rc = 0;
+    }
     if (rc)
         return rc;
     return verify.found_damage ? -EBADMSG : 0;

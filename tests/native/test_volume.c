@@ -445,3 +445,58 @@ TEST(a_failed_write_is_not_forgotten)
     CHECK_EQ(client_fsync(&c, (uint64_t)ino), 0);
     teardown(&c, path);
 }
+
+static void count_metadata(void *arg, const char *path, uint64_t offset, uint64_t bytes)
+{
+    (void)offset, (void)bytes;
+    *(int *)arg += strcmp(path, "(metadata)") == 0;
+}
+
+static void no_progress(void *arg, uint64_t nodes, uint64_t total) { (void)arg, (void)nodes, (void)total; }
+
+/* Each slot of object 0 in turn. A volume whose metadata are damaged is called that, whoever comes upon it first; never a fault of the disk. */
+TEST(damaged_metadata_are_called_damaged)
+{
+    enum { FILES = 2000 };
+    struct client c;
+    char path[64], name[256];
+    uint8_t slot[NODE_SIZE], zero[NODE_SIZE] = {0};
+    int refused = 0, found = 0, meta;
+
+    if (!setup(&c, path))
+        return;
+    for (int i = 0; i < FILES; i++) {
+        snprintf(name, sizeof name, "%0250d", i);           /* long, so that there are more nodes than a root names itself */
+        CHECK(client_create(&c, ROOT_INO, name) > 0);
+        if (i % 100 == 0)
+            CHECK_EQ(client_sync(&c), 0);
+    }
+    CHECK_EQ(volume_close(c.volume), 0);
+    meta = openat(c.src_fd, "meta", O_RDWR | O_CLOEXEC);
+    if (!CHECK(meta >= 0))
+        return;
+    for (off_t at = ROOT_SLOTS * NODE_SIZE; pread(meta, slot, NODE_SIZE, at) == NODE_SIZE; at += NODE_SIZE) {
+        struct volume_options o = client_options(c.src_fd);
+        int rc, listed = 0, stop = 0;
+
+        o.read_only = true;
+        CHECK_EQ(pwrite(meta, zero, NODE_SIZE, at), NODE_SIZE);
+        rc = client_open(&c, &o);
+        if (rc) {
+            CHECK_EQ(rc, -EBADMSG);
+            CHECK(strstr(c.message, "\"meta\"") != NULL);
+            refused++;
+        } else {
+            rc = volume_verify(c.volume, no_progress, count_metadata, &listed, &stop);
+            CHECK(rc == 0 || rc == -EBADMSG);
+            CHECK_EQ(rc == -EBADMSG, listed > 0);
+            found += rc != 0;
+            CHECK_EQ(volume_close(c.volume), 0);
+        }
+        CHECK_EQ(pwrite(meta, slot, NODE_SIZE, at), NODE_SIZE);
+    }
+    CHECK(refused > 0 && found > 0);
+    close(meta);
+    if (reopen(&c))
+        teardown(&c, path);
+}
