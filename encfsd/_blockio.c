@@ -338,6 +338,16 @@ int blockfile_sync_entry(struct blockfile *file)
     return error ? error : done(&event, sync_entry(file->dir, file->id));
 }
 
+int blockdir_check_objects(const struct blockdir *dir)
+{
+    int fd = open_directory(dir->fd, "objects");
+
+    if (fd < 0)
+        return fd;
+    close(fd);
+    return 0;
+}
+
 typedef int list_fn(void *arg, const uint8_t *id, const char *name);
 
 /* Opens directory `path` for reading its entries. Returns 0 and *stream, or -errno. */

@@ -44,6 +44,10 @@ void blockfile_close(struct blockfile *file);
 /* Removes the backing file of an object. -ENOENT is success. */
 int blockdir_remove(struct blockdir *dir, const uint8_t id[ID_SIZE]);
 
+/* Says whether the directory "objects" can be used: 0, -ENOENT if there is none, which is right until the first object is created, or
+ * another -errno. Blocks on the disk. */
+int blockdir_check_objects(const struct blockdir *dir);
+
 /* Calls fn for each backing file below "objects" with its id and its path relative to the source directory. Whatever has no
  * place there (names that are no object id, files where a directory should be) is passed with id NULL; such a name is an
  * attacker's choice. Stops and returns fn's result if it is not 0. Returns 0 or -errno. */

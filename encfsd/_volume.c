@@ -418,6 +418,24 @@ static int recover_objects(struct volume *v, struct volume_found *found)
     return rc;
 }
 
+static int miss(void *arg, const struct ns_object_row *row)
+{
+    (void)arg;
+    (void)row;
+    return -ENOENT;
+}
+
+/* Refuses a source directory that has lost the contents of all files, e.g. because "objects" lies on a disk that is not mounted: new
+ * files would go to another place, and the old ones be taken for damaged. */
+static int check_objects(struct volume *v, char *message, size_t size)
+{
+    int rc = blockdir_check_objects(v->dir);
+
+    if (rc == -ENOENT)
+        rc = ns_each_object(v->ns, miss, NULL);
+    return rc ? fail(message, size, rc, "the directory \"objects\", which holds the contents of files: %s", strerror(-rc)) : 0;
+}
+
 /* ---- backing files that no row names: left by a crash between creating a file and the group that would have named it ---- */
 
 struct id_list {
@@ -564,6 +582,8 @@ int volume_open(struct volume **out, const struct volume_options *options, struc
         rc = ns_open(&v->ns, v->meta, v->inodes, &events, options->read_only, METADATA_CACHE_BYTES, message, message_size);
     if (!rc)
         rc = check_freshness(v, found, message, message_size);
+    if (!rc)
+        rc = check_objects(v, message, message_size);
     if (!rc) {
         clean = options->have_state && options->state_clean &&
                 memcmp(options->state.salt, found->root.salt, SALT_SIZE) == 0;

@@ -23,6 +23,7 @@ from encfsd import source as backing
 from encfsd import state, volume_header
 from encfsd.errors import (
     BackingFailed,
+    BackingGone,
     DamagedContents,
     EncfsdError,
     ForkedFromRecord,
@@ -356,6 +357,7 @@ class _Opening:
             kind = OlderThanRecord if found.older else ForkedFromRecord
             return kind(where, str(record.root), str(root), root.salt)
         named: dict[int, Callable[[object, str], EncfsdError]] = {
+            errno.ENOENT: BackingGone,
             errno.EBADMSG: DamagedContents,
             errno.EUCLEAN: DamagedContents,
             errno.EPROTONOSUPPORT: NewerFormat,

@@ -150,6 +150,20 @@ def test_a_failed_start_has_its_code_and_leaves_no_mount(
     assert device_of(volume.point) is None
 
 
+def test_a_volume_that_lost_its_objects_is_refused(volume: Volume) -> None:
+    with volume.mounted():
+        (volume.point / "file").write_bytes(bytes(5000))
+    shutil.rmtree(volume.source / "objects")
+    before = digest(volume.source)
+    for command in (["mount"], ["mount", "-o", "ro"], ["verify"]):
+        places = [volume.source, volume.point][: 1 if command == ["verify"] else 2]
+        refused = volume.encfsd(*command, *volume.unlock, *places, check=False)
+        assert refused.returncode == Exit.BACKING_GONE
+        assert 'a part of it is missing (the directory "objects", which holds' in refused.stderr
+        assert device_of(volume.point) is None
+    assert digest(volume.source) == before
+
+
 def test_bad_mount_points_are_refused_before_the_passphrase(volume: Volume, tmp_path: Path) -> None:
     state = volume.unlock[1]
     missing = tmp_path / "missing"

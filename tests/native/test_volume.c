@@ -500,3 +500,40 @@ TEST(damaged_metadata_are_called_damaged)
     if (reopen(&c))
         teardown(&c, path);
 }
+
+/* Without the directory "objects" a volume with contents there stays shut, however it is opened; one that has none needs it not. */
+TEST(a_missing_directory_of_objects_is_refused)
+{
+    static uint8_t data[20000];
+    struct client c;
+    char path[64], command[200];
+
+    if (!setup(&c, path))
+        return;
+    CHECK_EQ(faccessat(c.src_fd, "objects", F_OK, 0), -1);
+    CHECK(client_create(&c, ROOT_INO, "empty") > 0);
+    CHECK_EQ(volume_close(c.volume), 0);
+    if (!reopen(&c))
+        return;
+    int64_t ino = client_create(&c, ROOT_INO, "f");
+    CHECK_EQ(client_write(&c, (uint64_t)ino, data, sizeof data, 0), sizeof data);
+    CHECK_EQ(volume_close(c.volume), 0);
+    CHECK_EQ(renameat(c.src_fd, "objects", c.src_fd, "elsewhere"), 0);
+    for (int plant = 0; plant < 3; plant++) {
+        const int expected[] = {-ENOENT, -ENOTDIR, -ENOTDIR};
+        const char *plants[] = {"true", "touch objects", "ln -s elsewhere objects"};
+        snprintf(command, sizeof command, "cd '%s' && rm -f objects && %s", path, plants[plant]);
+        CHECK_EQ(system(command), 0);
+        for (int read_only = 0; read_only < 2; read_only++) {
+            struct volume_options o = client_options(c.src_fd);
+            o.read_only = read_only;
+            CHECK_EQ(client_open(&c, &o), expected[plant]);
+            CHECK(strstr(c.message, "the directory \"objects\""));
+        }
+    }
+    snprintf(command, sizeof command, "cd '%s' && rm objects && mv elsewhere objects", path);
+    CHECK_EQ(system(command), 0);
+    if (!reopen(&c))
+        return;
+    teardown(&c, path);
+}
