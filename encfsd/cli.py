@@ -55,7 +55,7 @@ from encfsd.errors import (
 from encfsd.keys import Secret, SecretKind, SlotType, VolumeKey
 from encfsd.options import FreeListSettings, MountSettings, VolumeSettings
 from encfsd.progress import Progress
-from encfsd.source import Source
+from encfsd.source import Source, check_new
 from encfsd.stats import table
 from encfsd.volume_header import Header
 
@@ -221,6 +221,7 @@ def _check_run_directory() -> None:
 
 
 def _init(args: argparse.Namespace) -> int:
+    check_new(args.source)
     _prepare(args)
     with _secret(args, "New passphrase", twice=True) as secret:
         header = volume.create(_volume_settings(args), secret, _slot_type(secret))

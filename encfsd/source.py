@@ -131,20 +131,35 @@ class Source:
                     os.unlink(entry.name, dir_fd=self.fd)
 
 
+def check_new(path: str) -> None:
+    """Check that `create` would not refuse `path`, without making anything."""
+    parent = os.path.dirname(os.path.abspath(path))
+    if os.path.lexists(path):
+        _open_empty(path).close()
+    elif not os.path.lexists(parent):
+        raise SourceMissing(parent)
+    elif not os.path.isdir(parent):
+        raise NotADirectory(parent)
+
+
 def create(path: str) -> Source:
     """Open an empty directory for a new volume; it is made, with mode 0700, if it is missing.
 
     Raises VolumeExists if anything is in it, and what `Source` raises.
     """
+    check_new(path)
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
-        if not os.path.islink(path) and not os.path.isdir(path):
-            raise NotADirectory(path) from None
-    except FileNotFoundError:
-        raise SourceMissing(os.path.dirname(os.path.abspath(path))) from None
+        pass
     except OSError as error:
         raise from_oserror(path, error) from None
+    return _open_empty(path)
+
+
+def _open_empty(path: str) -> Source:
+    if not os.path.islink(path) and not os.path.isdir(path):
+        raise NotADirectory(path)
     source = Source(path)
     found = os.listdir(source.fd)
     if found:

@@ -417,6 +417,22 @@ def test_init_refuses_what_is_a_volume_already(scratch: Scratch) -> None:
     assert f"{scratch.source}: holds a volume already; mount it" in refused.stderr
 
 
+def test_init_looks_at_the_directory_before_it_asks_for_a_secret(scratch: Scratch) -> None:
+    folder = scratch.source.parent
+    (folder / "used").mkdir(mode=0o700)
+    (folder / "used" / "file").touch()
+    for path, code in (
+        (scratch.source, Exit.VOLUME_EXISTS),
+        (folder / "used", Exit.VOLUME_EXISTS),
+        (scratch.key, Exit.VOLUME_EXISTS),
+        (scratch.key / "src", Exit.VOLUME_EXISTS),
+        (folder / "missing" / "src", Exit.BACKING_GONE),
+        (folder / "new", Exit.SECRET_REFUSED),
+    ):
+        encfsd("init", scratch.unlock[1], path, code=code)
+    assert not (folder / "new").exists()
+
+
 def test_a_volume_is_not_mounted_on_itself(scratch: Scratch) -> None:
     state = scratch.unlock[1]
     refused = encfsd("mount", state, scratch.source, scratch.source, code=Exit.USAGE)
