@@ -214,13 +214,24 @@ int file_object(struct volume *v, struct inode *inode, struct object **object)
     return rc;
 }
 
+/* What an application may be told: an errno that only the backing directory explains would mislead it. */
+static int told_error(int error)
+{
+    switch (error) {
+    case 0: case -EAGAIN: case -ENOSPC: case -EDQUOT: case -EFBIG: case -ENOMEM: case -EROFS: case -EISDIR: case -EINVAL: case -ENOENT:
+        return error;
+    default:
+        return -EIO;
+    }
+}
+
 ssize_t file_read(struct volume *v, uint64_t ino, void *buffer, size_t size, uint64_t offset, int flags)
 {
     struct inode *inode;
     ssize_t n = acquire(v, ino, &inode, CONTENTS, flags);
 
     if (n)
-        return n;
+        return told_error((int)n);
     if (has_object(inode)) {
         struct object *o = lend(inode);
         /* Once, if the kernel's page cache keeps it. */
@@ -233,7 +244,7 @@ ssize_t file_read(struct volume *v, uint64_t ino, void *buffer, size_t size, uin
         memcpy(buffer, inode->content + offset, (size_t)n);
     }
     release(v, inode);
-    return n;
+    return n < 0 ? told_error((int)n) : n;
 }
 
 /* Opening lock held, inode lock not. An object under a fresh id, without contents. */
@@ -373,17 +384,6 @@ static void forget_lost(struct inode *inode, uint64_t first, uint64_t last)
         work->lost_first = last < work->lost_last ? last : work->lost_last;
     else if (first < work->lost_last && last >= work->lost_last)
         work->lost_last = first;
-}
-
-/* What an application may be told: an errno that only the backing directory explains would mislead it. */
-static int told_error(int error)
-{
-    switch (error) {
-    case 0: case -EAGAIN: case -ENOSPC: case -EDQUOT: case -EFBIG: case -ENOMEM: case -EROFS: case -EISDIR: case -EINVAL: case -ENOENT:
-        return error;
-    default:
-        return -EIO;
-    }
 }
 
 static bool is_loss(int rc) { return rc == -ENOSPC || rc == -EIO || rc == -ENOMEM || rc == -EDQUOT || rc == -EFBIG; }
@@ -762,7 +762,10 @@ static void close_if_idle(void *arg, struct inode *inode)
         ns_put_inode(sweep->volume->ns, inode);
         return;
     }
-    if (inode->object && inode->work->object_users == 0 && inode->has_record && !object_is_dirty(inode->object) &&
+    bool recorded = inode->object && inode->has_record && !object_is_dirty(inode->object);
+    if (inode->object && !recorded && inode->deleted && sweep->volume->groups)
+        groups_dirtied(sweep->volume->groups, inode);           /* the next full group commits it for its descriptor's sake */
+    if (recorded && inode->work->object_users == 0 &&
         (!sweep->volume->groups || groups_idle(sweep->volume->groups, inode))) {
         o = inode->object;
         inode->object = NULL;

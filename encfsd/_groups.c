@@ -205,6 +205,19 @@ static int wait_for_group(struct groups *g, struct inode *inode, bool everything
 }
 
 int groups_sync_metadata(struct groups *g) { return wait_for_group(g, NULL, false, false); }
+
+int groups_fsyncdir(struct groups *g, uint64_t ino)
+{
+    struct inode *inode;
+    int rc = ns_get_inode(g->v->ns, ino, &inode, 0);
+
+    if (rc)
+        return rc;
+    rc = wait_for_group(g, inode, false, false);
+    ns_put_inode(g->v->ns, inode);
+    return rc;
+}
+
 int groups_sync_all(struct groups *g) { return wait_for_group(g, NULL, true, false); }
 
 void groups_reclaim_space(struct groups *g)

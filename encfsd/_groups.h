@@ -32,6 +32,8 @@ int groups_fsync(struct groups *g, uint64_t ino, bool datasync);
 
 /* fsyncdir and everything else that needs all metadata so far: waits for a group that covers the current mark. */
 int groups_sync_metadata(struct groups *g);
+/* The same, and the times of this directory that no transaction has written yet. */
+int groups_fsyncdir(struct groups *g, uint64_t ino);
 
 /* A full group (all dirty objects) and wait for it: unmount, low space, dirty limit. */
 int groups_sync_all(struct groups *g);

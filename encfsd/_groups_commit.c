@@ -145,7 +145,7 @@ static void commit_target(void *arg, size_t i)
     pthread_mutex_lock(&inode->lock);
     deleted = inode->deleted;
     pthread_mutex_unlock(&inode->lock);
-    if (deleted)                        /* nobody can name it after a crash */
+    if (deleted && !t->for_descriptor)  /* nobody can name it after a crash */
         return;
     t->times_only = !t->enter_active && is_closed(batch->g, inode);
     if (t->times_only)                  /* a group that opened each of these would need a descriptor for each */

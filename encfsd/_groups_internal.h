@@ -30,6 +30,7 @@ struct target {
     bool published;             /* renamed or linked: this group's mark shows its contents under a new name */
     bool begun;                 /* a commit was begun: end it */
     bool times_only;            /* its object is closed: only the row is written */
+    bool for_descriptor;        /* committed though it may be deleted: only then can its object be closed */
     bool named;                 /* this group's mark names `record` exactly; its slot is pinned once for that */
     bool superseded;            /* a later target of this group is the same inode, with a newer root */
     int result;

@@ -98,9 +98,11 @@ static int collect(struct groups *g, struct target_list *list, const struct wait
 }
 
 /* Lets go of deleted inodes first: nobody can name them after a crash, and those that nobody has open any more are dropped here,
- * so that this very group frees their objects. The others go to *open. The list keeps its order; *first and *end are moved along. */
+ * so that this very group frees their objects. The others go to *open, or stay if their descriptors are wanted for other files. The list
+ * keeps its order; *first and *end are moved along. */
 static void release_deleted(struct groups *g, struct target_list *list, size_t *first, size_t *end, struct target_list *open)
 {
+    const bool descriptors_are_short = atomic_load(&g->v->env.open_objects) >= g->v->max_open_objects;
     size_t kept = 0, new_first = 0, new_end = 0;
 
     for (size_t i = 0; i < list->count; i++) {
@@ -110,7 +112,8 @@ static void release_deleted(struct groups *g, struct target_list *list, size_t *
         pthread_mutex_lock(&inode->lock);
         deleted = inode->deleted;
         pthread_mutex_unlock(&inode->lock);
-        if (deleted) {
+        list->items[i].for_descriptor = descriptors_are_short && inode_is_known(g->v->inodes, inode);
+        if (deleted && !list->items[i].for_descriptor) {
             pthread_mutex_lock(&g->mutex);
             inode->in_group = false;
             pthread_mutex_unlock(&g->mutex);
@@ -177,7 +180,7 @@ static int record_target(struct groups *g, struct target *t, bool last)
     pthread_mutex_lock(&inode->lock);
     deleted = inode->deleted;
     pthread_mutex_unlock(&inode->lock);
-    if (deleted)
+    if (deleted && !t->for_descriptor)
         return 0;
     if (t->times_only)
         return ns_write_times(g->v->ns, inode);

@@ -221,8 +221,8 @@ static int64_t run_fsync(struct volume *v, struct request *r, bool nowait)
 
 static int64_t run_fsyncdir(struct volume *v, struct request *r, bool nowait)
 {
-    (void)r, (void)nowait;
-    return v->options.read_only ? 0 : groups_sync_metadata(v->groups);
+    (void)nowait;
+    return v->options.read_only ? 0 : groups_fsyncdir(v->groups, r->ino);
 }
 
 static int64_t run_sync_all(struct volume *v, struct request *r, bool nowait)

@@ -20,6 +20,7 @@ import select
 import socket
 import stat
 import struct
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -201,11 +202,10 @@ class Client:
         entry = mounted_at(point)
         # The socket outlives the mount while the daemon finishes: then it can only be our own.
         self._socket = _connect(point, entry, os.geteuid() if entry is None else entry.user)
-        self._file = self._socket.makefile("rb")
+        self._unread = b""
         try:
             self._pidfd = os.pidfd_open(_peer(self._socket)[0])
         except OSError:  # gone already, or in a container whose processes are not seen from here
-            self._file.close()
             self._socket.close()
             raise NotMounted(point, "its daemon cannot be seen from here") from None
 
@@ -218,7 +218,6 @@ class Client:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._file.close()
         self._socket.close()
         os.close(self._pidfd)
 
@@ -232,15 +231,13 @@ class Client:
         Its texts can do nothing to a terminal. ValueError if it is no answer; that it holds what
         was asked for is not checked.
         """
-        self._socket.settimeout(timeout)
-        try:
-            line = self._file.readline(_MAX_ANSWER)
-        except ConnectionError:
-            return None
-        if len(line) == _MAX_ANSWER:
-            raise ValueError("too long")
-        if not line.endswith(b"\n"):
-            return None
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while b"\n" not in self._unread[:_MAX_ANSWER]:
+            if len(self._unread) >= _MAX_ANSWER:
+                raise ValueError("too long")
+            if not self._receive_more(deadline):
+                return None
+        line, _, self._unread = self._unread.partition(b"\n")
         try:
             answer = _shown(json.loads(line))
         except RecursionError:
@@ -248,6 +245,19 @@ class Client:
         if not isinstance(answer, dict):
             raise ValueError("not an object")  # noqa: TRY004
         return answer
+
+    def _receive_more(self, deadline: float | None) -> bool:
+        """Add what is there to what has been received; False if the daemon has gone."""
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left)
+        try:
+            data = self._socket.recv(_MAX_ANSWER)
+        except ConnectionError:
+            return False
+        self._unread += data
+        return bool(data)
 
     def wait_for_exit(self, timeout: float) -> bool:
         """Wait until the daemon's process is gone, at most `timeout` seconds."""

@@ -435,6 +435,59 @@ TEST(many_new_files_do_not_use_up_the_descriptors)
     teardown();
 }
 
+TEST(deleted_files_that_stay_open_do_not_use_up_the_descriptors)
+{
+    enum { FILES = 30 };
+    static uint8_t data[5000], back[5000];
+    uint64_t ino[FILES];
+    char name[8];
+
+    if (!setup())
+        return;
+    c.volume->max_open_objects = 8;
+    for (int i = 0; i < FILES; i++) {
+        snprintf(name, sizeof name, "d%d", i);
+        ino[i] = (uint64_t)client_create(&c, ROOT_INO, name);
+        memset(data, i + 1, sizeof data);
+        if (i % 2)
+            CHECK_EQ(client_write(&c, ino[i], data, sizeof data, 0), sizeof data);
+        if (i % 3)
+            CHECK_EQ(client_unlink(&c, ROOT_INO, name), 0);
+        CHECK_EQ(client_write(&c, ino[i], data, sizeof data, 0), sizeof data);
+        CHECK(atomic_load(&c.volume->env.open_objects) <= 10);
+    }
+    for (int i = 0; i < FILES; i++) {
+        memset(data, i + 1, sizeof data);
+        data[100] = 0xee;
+        CHECK_EQ(client_write(&c, ino[i], "\xee", 1, 100), 1);
+        CHECK_EQ(client_read(&c, ino[i], back, sizeof back, 0), sizeof back);
+        CHECK_MEM_EQ(back, data, sizeof data);
+        CHECK(atomic_load(&c.volume->env.open_objects) <= 10);
+    }
+    teardown();
+}
+
+TEST(fsync_of_a_directory_makes_its_own_times_durable)
+{
+    struct request make = client_named(REQ_MKDIR, ROOT_INO, "dir"), sync = {.op = REQ_FSYNCDIR};
+    struct attr attr;
+
+    if (!setup())
+        return;
+    make.mode = S_IFDIR | 0755;
+    CHECK_EQ(client_run(&c, &make), 0);
+    CHECK_EQ(client_sync(&c), 0);
+    struct request times = {.op = REQ_SETATTR, .ino = make.attr.ino, .valid = SET_MTIME | SET_CTIME, .attr = {.mtime = 77, .ctime = 88}};
+    CHECK_EQ(client_run(&c, &times), 0);
+    sync.ino = make.attr.ino;
+    CHECK_EQ(client_run(&c, &sync), 0);
+    if (mount_again()) {
+        CHECK_EQ(client_lookup(&c, ROOT_INO, "dir", &attr), 0);
+        CHECK(attr.mtime == 77 && attr.ctime == 88);
+    }
+    teardown();
+}
+
 /* ---- errors ---- */
 
 static int fail_object_barriers(const struct blockio_event *e)

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -264,13 +265,21 @@ def test_an_answer_does_nothing_to_a_terminal(run_directory: Path) -> None:
         assert client.receive(10) == {"a\\x1b": ["\\x1b[2J", 1, {"b": "c\\nd"}]}
 
 
+def test_an_answer_that_drips_in_is_not_waited_for(run_directory: Path) -> None:
+    with replying(run_directory, b" " * 1000, pause=0.02) as client, pytest.raises(TimeoutError):
+        client.receive(0.2)
+
+
 @contextlib.contextmanager
-def replying(run_directory: Path, answer: bytes) -> Iterator[control.Client]:
-    """Connect to a daemon that gives one answer, whatever it is asked."""
+def replying(run_directory: Path, answer: bytes, *, pause: float = 0) -> Iterator[control.Client]:
+    """Connect to a daemon that gives one answer, byte by byte if it pauses."""
 
     def reply() -> None:
+        pieces = [bytes([byte]) for byte in answer] if pause else [answer + b"\n"]
         with server.accept()[0] as connection, contextlib.suppress(ConnectionError):
-            connection.sendall(answer + b"\n")
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(pause)
 
     run_directory.mkdir(mode=0o700)
     with listening(control.socket_path(POINT, os.geteuid())) as server:
