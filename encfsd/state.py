@@ -32,7 +32,9 @@ and not (epoch, counter), because a root that the operator accepts by hand may b
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import errno
 import hmac
 import os
 import stat
@@ -40,7 +42,8 @@ import struct
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from encfsd.errors import ForkedFromRecord, NoRecord, OlderThanRecord, StateUnusable
 from encfsd.keys import VolumeKey
@@ -147,16 +150,60 @@ def default_directory() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".local/state") / "encfsd"
 
 
-def open_directory(path: Path) -> int:
-    """Open the state directory, which is created with mode 0700 if it is missing.
+class Directory:
+    """The state directory, which need not be there yet; a context manager that closes it.
 
-    Returns a descriptor that the caller closes. Raises StateUnusable if it is not a directory of
-    this user's own with mode 0700.
+    `fd` is the directory, None as long as there is none. Nothing is made by looking: a mistyped
+    path leaves nothing behind.
     """
+
+    def __init__(self, path: Path) -> None:
+        """Open it if it is there; StateUnusable if it is not one of this user's own, mode 0700."""
+        self._path = path
+        self.fd: int | None = None
+        with contextlib.suppress(FileNotFoundError):
+            self.fd = _open(path)
+
+    def make(self) -> int:
+        """Make the directory, with mode 0700, if it is missing; return `fd`."""
+        if self.fd is None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.mkdir(mode=0o700, exist_ok=True)
+                self.fd = _open(self._path)
+            except OSError as error:
+                raise StateUnusable(self._path, error.strerror or str(error)) from None
+        return self.fd
+
+    def open_file(self, volume_id: bytes, flags: int) -> int:
+        """Open the state file of a volume. Errors as of `open_private`."""
+        if self.fd is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return open_private(self.fd, file_name(volume_id), flags)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it; what it has opened stays open."""
+        if self.fd is not None:
+            os.close(self.fd)
+
+
+def _open(path: Path) -> int:
+    """Open a state directory; FileNotFoundError if there is none, StateUnusable if unfit."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise StateUnusable(path, error.strerror or str(error)) from None
     found = os.fstat(fd)
@@ -170,9 +217,11 @@ def open_directory(path: Path) -> int:
     raise StateUnusable(path, problem)
 
 
-def on_same_device(state_directory: int, backing_directory: int) -> bool:
+def on_same_device(directory: Directory, backing_directory: int) -> bool:
     """Say whether one device holds both: a thief of it could then roll back both together."""
-    return os.fstat(state_directory).st_dev == os.fstat(backing_directory).st_dev
+    if directory.fd is None:
+        return False
+    return os.fstat(directory.fd).st_dev == os.fstat(backing_directory).st_dev
 
 
 def file_name(volume_id: bytes) -> str:
@@ -180,23 +229,24 @@ def file_name(volume_id: bytes) -> str:
     return f"{volume_id.hex()}.state"
 
 
-def create(directory: int, key: VolumeKey, record: Record) -> None:
+def create(directory: Directory, key: VolumeKey, record: Record) -> None:
     """Create or replace the state file of a volume, with `record` in it; durable on return.
 
-    Replacing forgets what was remembered: only for `init` and for a root accepted by hand.
+    The directory is made if it is missing. Replacing forgets what was remembered: only for `init`
+    and for a root accepted by hand.
     """
     data = bytearray(SLOTS * SLOT_SIZE)  # written in full, so that updates never change the size
     data[_offset(record) : _offset(record) + RECORD_SIZE] = pack(record, key)
     try:
-        replace_private(directory, file_name(key.volume_id), bytes(data))
+        replace_private(directory.make(), file_name(key.volume_id), bytes(data))
     except OSError as error:
         raise _unusable(key, error) from error
 
 
-def read(directory: int, key: VolumeKey) -> Record | None:
+def read(directory: Directory, key: VolumeKey) -> Record | None:
     """Return the newest valid record of a volume, or None if there is none."""
     try:
-        fd = open_private(directory, file_name(key.volume_id), os.O_RDONLY)
+        fd = directory.open_file(key.volume_id, os.O_RDONLY)
     except FileNotFoundError:
         return None
     except (OSError, UnsafeFileError) as error:
@@ -209,13 +259,13 @@ def read(directory: int, key: VolumeKey) -> Record | None:
         os.close(fd)
 
 
-def update(directory: int, key: VolumeKey, record: Record) -> None:
+def update(directory: Directory, key: VolumeKey, record: Record) -> None:
     """Write `record` over the older slot; durable on return.
 
     `record.sequence` must be one more than that of the newest valid record.
     """
     try:
-        fd = open_private(directory, file_name(key.volume_id), os.O_WRONLY)
+        fd = directory.open_file(key.volume_id, os.O_WRONLY)
         try:
             written = os.pwrite(fd, pack(record, key), _offset(record))
             if written != RECORD_SIZE:

@@ -51,7 +51,7 @@ from encfsd.options import (
     VolumeSettings,
     format_size,
 )
-from encfsd.private_files import UnsafeFileError, open_private
+from encfsd.private_files import UnsafeFileError
 from encfsd.source import Source
 from encfsd.state import Found, Record, RootId
 from encfsd.volume_header import Copies, Header, HeaderId
@@ -222,23 +222,20 @@ def create(settings: VolumeSettings, secret: Secret, kind: SlotType) -> Header:
 
 
 def _create_in(source: Source, settings: VolumeSettings, secret: Secret, kind: SlotType) -> Header:
-    state_fd = state.open_directory(settings.state_dir)
-    try:
+    with state.Directory(settings.state_dir) as remembered:
         header, key = volume_header.create(secret, kind)
         with key:
-            _fill(source, key, header, state_fd)
-        if state.on_same_device(state_fd, source.fd):
+            _fill(source, key, header, remembered)
+        if state.on_same_device(remembered, source.fd):
             _log_same_device(settings, logging.WARNING)
         return header
-    finally:
-        os.close(state_fd)
 
 
-def _fill(source: Source, key: VolumeKey, header: Header, state_fd: int) -> None:
+def _fill(source: Source, key: VolumeKey, header: Header, remembered: state.Directory) -> None:
     root = _create_object_0(source, key)
     record = Record(1, root, header.id, clean=True)
-    state.create(state_fd, key, record)
-    volume = _Opening(source, key, state_fd, read_only=False).open(record)
+    state.create(remembered, key, record)
+    volume = _Opening(source, key, remembered, read_only=False).open(record)
     try:
         volume.accept_headers({header.id})
     finally:
@@ -307,7 +304,7 @@ class _Opening:
 
     source: Source
     key: VolumeKey
-    state_fd: int  # the trusted directory
+    remembered: state.Directory
     read_only: bool
     free_list: FreeListSettings = ONLY_RESERVE
     progress: Any = ffi.NULL  # pool_progress_fn *
@@ -340,9 +337,9 @@ class _Opening:
             yield
             return
         try:
-            name = state.file_name(self.key.volume_id)
-            fd = open_private(self.state_fd, name, os.O_RDWR)
+            fd = self.remembered.open_file(self.key.volume_id, os.O_RDWR)
         except (OSError, UnsafeFileError) as error:
+            name = state.file_name(self.key.volume_id)
             raise StateUnusable(name, str(error)) from None
         try:
             options.state_fd = fd
@@ -391,13 +388,13 @@ class _Opening:
         if settings.accept_root is None and not settings.trust_first:
             raise NoRecord(self.source.path, accepted.root.salt, settings.state_dir)
         if not self.read_only:
-            state.create(self.state_fd, self.key, accepted)
+            state.create(self.remembered, self.key, accepted)
         # The old record, if any, still says which epochs have been used.
         return self.open(record or accepted, settings.accept_root)
 
     def _look(self, accept_root: bytes | None, record: Record | None) -> Record:
         """Open the volume without writing anything; return a record of the root found."""
-        looking = _Opening(self.source, self.key, self.state_fd, read_only=True)
+        looking = _Opening(self.source, self.key, self.remembered, read_only=True)
         try:
             volume = looking.open(None, accept_root)
         except DamagedContents as error:
@@ -471,29 +468,29 @@ def unlocked(
     A volume that was `detach`ed in the block stays open.
     """
     copies = read_headers(source, settings)
-    state_fd = state.open_directory(settings.state_dir)
+    remembered = state.Directory(settings.state_dir)
     opened: list[Volume] = []
     record: Record | None = None
 
     def accepted(key: VolumeKey) -> list[HeaderId]:
         nonlocal record
-        record = state.read(state_fd, key)
-        opening = _Opening(source, key, state_fd, read_only, free_list, progress)
+        record = state.read(remembered, key)
+        opening = _Opening(source, key, remembered, read_only, free_list, progress)
         opened.append(opening.open_fresh(settings, record))
         return opened[0].accepted_headers()
 
     try:
-        if not read_only and state.on_same_device(state_fd, source.fd):
-            _log_same_device(settings, logging.INFO)
         header, key = volume_header.open_copies(copies, secret, accepted)
         with key:
+            if not read_only and state.on_same_device(remembered, source.fd):
+                _log_same_device(settings, logging.INFO)
             if record is not None and settings.accept_root is None:
                 # The root has been judged already; what is left is the header.
                 state.check(source.path, record, Found(record.root, header.id, ()))
             names = opened[0].accepted_headers()
             yield Unlocked(opened[0], header, key, copies, names, record)
     finally:
-        os.close(state_fd)
+        remembered.close()
         for volume in opened:
             volume.close()
 
@@ -601,20 +598,17 @@ def change_header(settings: VolumeSettings, secret: Secret, change: Change) -> H
 
 def _replace_header(settings: VolumeSettings, it: Unlocked, new: Header) -> None:
     """Replace the header and close the volume, which writes the record until then."""
-    remembered: list[HeaderId] = []
+    accepted: list[HeaderId] = []
     accept = it.volume.accept_headers
-    volume_header.replace(it.copies, it.header, new, accept, remembered.append)
+    volume_header.replace(it.copies, it.header, new, accept, accepted.append)
     it.volume.close()
-    _remember(settings, it.key, remembered[0])
+    _remember(settings, it.key, accepted[0])
 
 
 def _remember(settings: VolumeSettings, key: VolumeKey, header: HeaderId) -> None:
-    state_fd = state.open_directory(settings.state_dir)
-    try:
-        record = state.read(state_fd, key)
+    with state.Directory(settings.state_dir) as remembered:
+        record = state.read(remembered, key)
         if record is None:
             raise StateUnusable(settings.state_dir, "the record is gone")
         newer = dataclasses.replace(record, sequence=record.sequence + 1, header=header)
-        state.update(state_fd, key, newer)
-    finally:
-        os.close(state_fd)
+        state.update(remembered, key, newer)

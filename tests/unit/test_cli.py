@@ -491,6 +491,11 @@ def test_a_machine_that_knows_nothing_of_the_volume(scratch: Scratch, tmp_path: 
     root = re.search(r"--accept-root=([0-9a-f]{64})", refused.stderr)
     assert root is not None
     assert f"in the state directory {tmp_path / 'elsewhere'}" in refused.stderr
+    assert not (tmp_path / "elsewhere").exists()
+    (tmp_path / "mnt").mkdir()
+    mount = encfsd("mount", *elsewhere, scratch.source, tmp_path / "mnt", code=Exit.NO_RECORD)
+    assert mount.stderr == refused.stderr
+    assert not (tmp_path / "elsewhere").exists()
     assert refused.stderr.index("--state-dir") < refused.stderr.index("--trust-first")
     encfsd("verify", *elsewhere, "--trust-first", scratch.source)
     encfsd("verify", *elsewhere, f"--accept-root={root[1]}", scratch.source)

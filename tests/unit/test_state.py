@@ -127,28 +127,29 @@ def test_authentic_but_unknown_fields_are_refused(offset: int, data: bytes) -> N
 
 
 @pytest.fixture(name="directory")
-def open_directory(tmp_path: Path) -> Iterator[int]:
-    fd = state.open_directory(tmp_path / "state")
-    yield fd
-    os.close(fd)
+def open_directory(tmp_path: Path) -> Iterator[state.Directory]:
+    with state.Directory(tmp_path / "state") as opened:
+        yield opened
 
 
 def state_file(tmp_path: Path) -> Path:
     return tmp_path / "state" / "000102030405060708090a0b0c0d0e0f.state"
 
 
-def test_created_file_is_private_and_holds_the_record(tmp_path: Path, directory: int) -> None:
+def test_created_file_is_private_and_holds_the_record(
+    tmp_path: Path, directory: state.Directory
+) -> None:
     state.create(directory, KEY, record(clean=True))
     assert state.read(directory, KEY) == record(clean=True)
     found = state_file(tmp_path).stat()
     assert (found.st_size, found.st_mode & 0o7777) == (8192, 0o600)
 
 
-def test_no_file_is_no_record(directory: int) -> None:
+def test_no_file_is_no_record(directory: state.Directory) -> None:
     assert state.read(directory, KEY) is None
 
 
-def test_updates_alternate_and_the_last_counts(tmp_path: Path, directory: int) -> None:
+def test_updates_alternate_and_the_last_counts(tmp_path: Path, directory: state.Directory) -> None:
     state.create(directory, KEY, record(1))
     for n in range(2, 6):
         before = state_file(tmp_path).read_bytes()
@@ -161,7 +162,7 @@ def test_updates_alternate_and_the_last_counts(tmp_path: Path, directory: int) -
         assert len(after) == 8192
 
 
-def test_higher_sequence_counts_even_for_an_older_root(directory: int) -> None:
+def test_higher_sequence_counts_even_for_an_older_root(directory: state.Directory) -> None:
     state.create(directory, KEY, record(1, root(9, 9)))
     state.update(directory, KEY, record(2, root(1, 1), clean=True))
     newest = state.read(directory, KEY)
@@ -170,7 +171,9 @@ def test_higher_sequence_counts_even_for_an_older_root(directory: int) -> None:
 
 
 @pytest.mark.parametrize("torn", range(0, 192, 16))
-def test_torn_write_leaves_the_record_before(tmp_path: Path, directory: int, torn: int) -> None:
+def test_torn_write_leaves_the_record_before(
+    tmp_path: Path, directory: state.Directory, torn: int
+) -> None:
     state.create(directory, KEY, record(1))
     state.update(directory, KEY, record(2, root(2, 6)))
     raw = bytearray(state_file(tmp_path).read_bytes())
@@ -180,13 +183,14 @@ def test_torn_write_leaves_the_record_before(tmp_path: Path, directory: int, tor
 
 
 @pytest.mark.parametrize("size", [0, 191, 4096, 5000])
-def test_truncated_file_never_raises(tmp_path: Path, directory: int, size: int) -> None:
+def test_truncated_file_never_raises(tmp_path: Path, directory: state.Directory, size: int) -> None:
     state.create(directory, KEY, record(2))  # in slot 0
     os.truncate(state_file(tmp_path), size)
     assert state.read(directory, KEY) == (record(2) if size >= 192 else None)
 
 
-def test_planted_link_is_refused(tmp_path: Path, directory: int) -> None:
+def test_planted_link_is_refused(tmp_path: Path, directory: state.Directory) -> None:
+    directory.make()
     state_file(tmp_path).symlink_to("/etc/passwd")
     with pytest.raises(errors.StateUnusable):
         state.read(directory, KEY)
@@ -194,7 +198,7 @@ def test_planted_link_is_refused(tmp_path: Path, directory: int) -> None:
         state.update(directory, KEY, record())
 
 
-def test_update_needs_the_file(directory: int) -> None:
+def test_update_needs_the_file(directory: state.Directory) -> None:
     with pytest.raises(errors.StateUnusable, match="No such file"):
         state.update(directory, KEY, record())
 
@@ -202,16 +206,28 @@ def test_update_needs_the_file(directory: int) -> None:
 # The directory
 
 
-def test_directory_is_created_private(tmp_path: Path) -> None:
-    os.close(state.open_directory(tmp_path / "a" / "encfsd"))
-    assert (tmp_path / "a" / "encfsd").stat().st_mode & 0o7777 == 0o700
+def test_directory_is_made_private_for_the_first_record_and_not_before(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "encfsd"
+    with state.Directory(path) as opened:
+        assert state.read(opened, KEY) is None
+        assert not path.parent.exists()
+        state.create(opened, KEY, record())
+        assert path.stat().st_mode & 0o7777 == 0o700
+        assert state.read(opened, KEY) == record()
+
+
+def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with state.Directory(tmp_path / "b") as opened:
+        (tmp_path / "b").touch()
+        with pytest.raises(errors.StateUnusable, match=f"^{tmp_path}/b: "):
+            state.create(opened, KEY, record())
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o701, 0o770])
 def test_directory_that_others_can_enter_is_refused(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
     with pytest.raises(errors.StateUnusable, match=f"its mode is 0{mode:o}"):
-        state.open_directory(tmp_path)
+        state.Directory(tmp_path)
 
 
 def test_symbolic_link_and_plain_file_are_refused(tmp_path: Path) -> None:
@@ -219,7 +235,7 @@ def test_symbolic_link_and_plain_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("link", "file"):
         with pytest.raises(errors.StateUnusable):
-            state.open_directory(tmp_path / name)
+            state.Directory(tmp_path / name)
 
 
 def test_directory_of_somebody_else_is_refused(
@@ -229,7 +245,7 @@ def test_directory_of_somebody_else_is_refused(
     owner = tmp_path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(errors.StateUnusable, match=f"it belongs to user {owner}"):
-        state.open_directory(tmp_path)
+        state.Directory(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +266,10 @@ def test_default_directory(
     assert state.default_directory() == Path(expected)
 
 
-def test_same_device_is_seen(tmp_path: Path, directory: int) -> None:
+def test_same_device_is_seen(tmp_path: Path, directory: state.Directory) -> None:
     backing = os.open(tmp_path, os.O_RDONLY)
+    assert not state.on_same_device(directory, backing)
+    directory.make()
     elsewhere = os.open("/proc", os.O_RDONLY)
     assert state.on_same_device(directory, backing)
     assert not state.on_same_device(directory, elsewhere)
