@@ -35,7 +35,7 @@ static void tell_damage(struct volume *v, struct inode *inode, const char *what)
 {
     atomic_fetch_add(&v->damaged_reads, 1);
     if (!inode->damage_told)
-        volume_log(v, "DAMAGED: inode %llu: %s; find its name with 'find MNT -inum %llu', check all with 'encfsd verify'",
+        volume_log(v, VOLUME_ERROR, "DAMAGED: inode %llu: %s; find its name with 'find MNT -inum %llu', check all with 'encfsd verify'",
                    (unsigned long long)inode->ino, what, (unsigned long long)inode->ino);
     inode->damage_told = true;
 }
@@ -363,7 +363,7 @@ static void note_lost(struct volume *v, uint64_t ino, uint64_t first, uint64_t l
     add_lost(inode, first, last, error);
     inode->pages_stale = true;
     if (!told)
-        volume_log(v, "inode %llu: contents could not be stored: %s; fsync fails until they are written again",
+        volume_log(v, VOLUME_ERROR, "inode %llu: contents could not be stored: %s; fsync fails until they are written again",
                    (unsigned long long)ino, strerror(-error));
     groups_dirtied(v->groups, inode);
     pthread_mutex_unlock(&inode->lock);

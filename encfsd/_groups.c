@@ -20,7 +20,7 @@ void groups_set_failed(struct groups *g, int error, const char *what)
     g->stats.failures++;
     pthread_mutex_unlock(&g->mutex);
     if (first)
-        volume_log(g->v, "%s failed: %s; the volume is read-only from now on, mount it again after mending the cause",
+        volume_log(g->v, VOLUME_ERROR, "%s failed: %s; the volume is read-only from now on, mount it again after mending the cause",
                    what, strerror(-error));
 }
 

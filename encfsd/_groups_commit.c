@@ -19,7 +19,7 @@ static void pull(struct groups *g, struct inode *inode, uint64_t offset)
     g->pulling--;
     pthread_mutex_unlock(&g->mutex);
     if (rc < 0)
-        volume_log(g->v, "inode %llu: the kernel did not hand over its dirty pages: %s",
+        volume_log(g->v, VOLUME_WARNING, "inode %llu: the kernel did not hand over its dirty pages: %s",
                    (unsigned long long)inode->ino, strerror(-rc));
 }
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-void volume_log(struct volume *v, const char *format, ...)
+void volume_log(struct volume *v, enum volume_severity severity, const char *format, ...)
 {
     struct log_queue *q = &v->log;
     va_list arguments;
@@ -17,12 +17,14 @@ void volume_log(struct volume *v, const char *format, ...)
         q->first = (q->first + 1) % LOG_LINES;
         q->count--;
     }
-    vsnprintf(q->line[(q->first + q->count++) % LOG_LINES], LOG_LINE_SIZE, format, arguments);
+    unsigned last = (q->first + q->count++) % LOG_LINES;
+    q->severity[last] = severity;
+    vsnprintf(q->line[last], LOG_LINE_SIZE, format, arguments);
     pthread_mutex_unlock(&q->mutex);
     va_end(arguments);
 }
 
-bool volume_next_log_line(struct volume *v, char *line, size_t size)
+bool volume_next_log_line(struct volume *v, enum volume_severity *severity, char *line, size_t size)
 {
     struct log_queue *q = &v->log;
     bool found;
@@ -30,6 +32,7 @@ bool volume_next_log_line(struct volume *v, char *line, size_t size)
     pthread_mutex_lock(&q->mutex);
     found = q->count > 0;
     if (found) {
+        *severity = q->severity[q->first];
         snprintf(line, size, "%s", q->line[q->first]);
         q->first = (q->first + 1) % LOG_LINES;
         q->count--;

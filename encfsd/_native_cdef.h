@@ -123,7 +123,8 @@ int volume_verify(struct volume *v, void (*progress)(void *arg, uint64_t nodes, 
                   const volatile int *stop);
 int volume_get_value(struct volume *v, const char *key, void *value, size_t size, size_t *len);
 int volume_set_value(struct volume *v, const char *key, const void *value, size_t len);
-bool volume_next_log_line(struct volume *v, char *line, size_t size);
+enum volume_severity { VOLUME_INFO, VOLUME_WARNING, VOLUME_ERROR, ... };
+bool volume_next_log_line(struct volume *v, enum volume_severity *severity, char *line, size_t size);
 
 /* ---- _request.h ---- */
 

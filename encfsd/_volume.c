@@ -74,7 +74,7 @@ static int open_pool(struct volume *v, char *message, size_t size)
         return fail(message, size, rc, "the free list of %llu bytes cannot be allocated: %s",
                     (unsigned long long)o->free_list_bytes, strerror(-rc));
     if (reason[0])
-        volume_log(v, "free list: %s", reason);
+        volume_log(v, VOLUME_INFO, "free list: %s", reason);
     return 0;
 }
 
@@ -371,13 +371,13 @@ static int adopt(struct volume *v, const struct ns_object_row *row, struct volum
         if (rc == -ENOMEM || rc == -EMFILE || rc == -ENFILE)
             return rc;
         /* Its row stays as it is: so it opens again, with all that was acknowledged, when its file can be read again. */
-        volume_log(v, "inode %llu: its object cannot be recovered: %s; reading it will fail until it can, at a later mount",
+        volume_log(v, VOLUME_ERROR, "inode %llu: its object cannot be recovered: %s; reading it will fail until it can, at a later mount",
                    (unsigned long long)row->ino, strerror(-rc));
         v->active_rows[v->active_row_count++] = (struct active_row){row->ino, row->active_epoch};
         return 0;
     }
     object_durable_attr(inode->object, &attr);
-    volume_log(v, "inode %llu: recovered at epoch %llu, counter %llu (recorded: %llu, %llu)", (unsigned long long)row->ino,
+    volume_log(v, VOLUME_INFO, "inode %llu: recovered at epoch %llu, counter %llu (recorded: %llu, %llu)", (unsigned long long)row->ino,
                (unsigned long long)adopted.epoch, (unsigned long long)adopted.counter,
                (unsigned long long)row->record.epoch, (unsigned long long)row->record.counter);
     ns_lock(v->ns, 0);
@@ -530,7 +530,7 @@ static int begin_epoch(struct volume *v, struct volume_found *found, bool clean,
     if (!rc)
         rc = space_restore_ballast(v);
     if (rc) {                                   /* a full store can be mounted: files must be deleted somehow */
-        volume_log(v, "the file \"ballast\" in the source directory cannot be made: %s; without it nothing new can be created",
+        volume_log(v, VOLUME_WARNING, "the file \"ballast\" in the source directory cannot be made: %s; without it nothing new can be created",
                    strerror(-rc));
         rc = 0;
     }

@@ -82,8 +82,12 @@ int volume_verify(struct volume *v, void (*progress)(void *arg, uint64_t nodes, 
 int volume_get_value(struct volume *v, const char *key, void *value, size_t size, size_t *len);
 int volume_set_value(struct volume *v, const char *key, const void *value, size_t len);
 
-/* Log lines of the data plane, oldest first: copies one NUL-terminated line, returns false if there is none. Never names. */
-bool volume_next_log_line(struct volume *v, char *line, size_t size);
+/* How much a log line matters: what is as it should be; what may need a look; contents that are lost or that cannot be reached. */
+enum volume_severity { VOLUME_INFO, VOLUME_WARNING, VOLUME_ERROR };
+
+/* Log lines of the data plane, oldest first: copies one NUL-terminated line of at most size - 1 bytes and its severity, returns false if
+ * there is none. Never names. */
+bool volume_next_log_line(struct volume *v, enum volume_severity *severity, char *line, size_t size);
 
 /* Nanoseconds of CLOCK_REALTIME. */
 int64_t clock_realtime_ns(void);

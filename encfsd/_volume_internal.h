@@ -18,6 +18,7 @@ enum { LOG_LINES = 64, LOG_LINE_SIZE = 256, OPENING_LOCKS = 61 };
 struct log_queue {
     pthread_mutex_t mutex;                      /* guards all of it */
     char line[LOG_LINES][LOG_LINE_SIZE];
+    enum volume_severity severity[LOG_LINES];   /* of each line */
     unsigned first, count;
 };
 
@@ -89,7 +90,7 @@ struct volume {
 };
 
 /* _log.c: printf-like; never pass a name, a path or a key. */
-void volume_log(struct volume *v, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void volume_log(struct volume *v, enum volume_severity severity, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* _space.c */
 /* Promises room for `bytes` of new contents, or -ENOSPC. Looks at the backing store when the last look is used up. A full store gets

@@ -100,8 +100,8 @@ def _kinds(error: BaseException) -> str:
 
 def _log_lines(opened: Volume) -> None:
     """Pass on what the data plane has to say. Never while the volume is being closed."""
-    for line in opened.log_lines():
-        _log.log(logging.ERROR if line.startswith("DAMAGED") else logging.INFO, "%s", line)
+    for level, line in opened.log_lines():
+        _log.log(level, "%s", line)
 
 
 class Daemon:

@@ -66,6 +66,11 @@ _ACCEPTED = "headers"
 _HEADER_ID = struct.Struct("<Q32s")
 _MESSAGE_SIZE = 512
 _WHOLE = 2**64 - 1  # bytes, as volume_verify reports a file that cannot be opened at all
+_LEVELS = {
+    lib.VOLUME_INFO: logging.INFO,
+    lib.VOLUME_WARNING: logging.WARNING,
+    lib.VOLUME_ERROR: logging.ERROR,
+}
 _log = logging.getLogger(__name__)
 
 
@@ -133,11 +138,11 @@ class Volume:
         result = lib.volume_set_value(self.handle, _ACCEPTED.encode(), value, len(value))
         _check("metadata", result)
 
-    def log_lines(self) -> Iterator[str]:
-        """Take the waiting log lines of the data plane."""
-        line = ffi.new("char[]", _MESSAGE_SIZE)
-        while lib.volume_next_log_line(self.handle, line, _MESSAGE_SIZE):
-            yield ffi.string(line).decode(errors="replace")
+    def log_lines(self) -> Iterator[tuple[int, str]]:
+        """Take the waiting log lines of the data plane, each with its level."""
+        severity, line = ffi.new("enum volume_severity *"), ffi.new("char[]", _MESSAGE_SIZE)
+        while lib.volume_next_log_line(self.handle, severity, line, _MESSAGE_SIZE):
+            yield _LEVELS[severity[0]], ffi.string(line).decode(errors="replace")
 
     def resize_free_list(self, size: int, thing: str) -> None:
         """Grow the free list to `size` bytes, or begin to shrink it; 0 leaves only the reserve.

@@ -164,6 +164,17 @@ def test_a_volume_that_lost_its_objects_is_refused(volume: Volume) -> None:
     assert digest(volume.source) == before
 
 
+def test_the_log_tells_warnings_of_the_data_plane_from_news(volume: Volume) -> None:
+    log = volume.log.with_name("log")
+    (volume.source / "ballast").unlink(missing_ok=True)
+    (volume.source / "ballast").mkdir()
+    with volume.mounted(f"--log-file={log}"):
+        pass
+    lines = log.read_text().splitlines()
+    assert [line for line in lines if ' WARNING the file "ballast" in the source' in line]
+    assert [line for line in lines if " INFO mounted: " in line]
+
+
 def test_bad_mount_points_are_refused_before_the_passphrase(volume: Volume, tmp_path: Path) -> None:
     state = volume.unlock[1]
     missing = tmp_path / "missing"

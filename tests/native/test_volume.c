@@ -394,7 +394,8 @@ TEST(blocks_are_exact_after_a_group)
 TEST(a_planted_ballast_is_replaced)
 {
     struct client c;
-    char path[64], command[200];
+    char path[64], command[200], line[300];
+    enum volume_severity severity;
     struct stat st;
 
     if (!setup(&c, path))
@@ -415,6 +416,9 @@ TEST(a_planted_ballast_is_replaced)
     CHECK_EQ(system(command), 0);
     if (!reopen(&c))
         return;
+    CHECK(volume_next_log_line(c.volume, &severity, line, sizeof line));
+    CHECK_EQ(severity, VOLUME_WARNING);
+    CHECK(strstr(line, "\"ballast\""));
     CHECK_EQ(client_lookup(&c, ROOT_INO, "a", NULL), 0);
     CHECK(client_create(&c, ROOT_INO, "d") < 0);
     teardown(&c, path);
@@ -424,7 +428,8 @@ TEST(a_planted_ballast_is_replaced)
 TEST(a_failed_write_is_not_forgotten)
 {
     struct client c;
-    char path[64], command[200];
+    char path[64], command[200], line[300];
+    enum volume_severity severity;
     static uint8_t data[20000];
 
     if (!setup(&c, path))
@@ -435,6 +440,9 @@ TEST(a_failed_write_is_not_forgotten)
     CHECK_EQ(system(command), 0);
     CHECK_EQ(client_write(&c, (uint64_t)ino, data, sizeof data, 0), -EIO);
     CHECK_EQ(client_fsync(&c, (uint64_t)ino), -EIO);
+    CHECK(volume_next_log_line(c.volume, &severity, line, sizeof line));
+    CHECK_EQ(severity, VOLUME_ERROR);
+    CHECK(strstr(line, "contents could not be stored"));
     CHECK_EQ(client_fsync(&c, (uint64_t)ino), -EIO);
     snprintf(command, sizeof command, "cd '%s' && rm objects", path);
     CHECK_EQ(system(command), 0);
