@@ -118,8 +118,10 @@ def refuse_small_free_list(size: int, thing: str) -> None:
 class Volume:
     """An open volume: a struct volume *, and what was found when it was opened."""
 
-    def __init__(self, handle: Any, found: Any, progress: Any = ffi.NULL) -> None:
+    def __init__(self, handle: Any, found: Any, source: str, progress: Any = ffi.NULL) -> None:
+        """`source` is what the user called the backing directory, for messages."""
         self.handle = handle
+        self._source = source
         self._progress = progress  # the pool calls it when it is resized
         self.recovered = int(found.recovered_objects)
         self.orphans = int(found.orphans)
@@ -180,13 +182,23 @@ class Volume:
     def close(self) -> None:
         """Make everything durable and free the volume; raise what the last commit met."""
         handle, self.handle = self.handle, ffi.NULL
-        if handle != ffi.NULL:
-            _check("last commit", lib.volume_close(handle))
+        if handle == ffi.NULL:
+            return
+        result = lib.volume_close(handle)
+        if result < 0:
+            raise _last_commit_failed(self._source, OSError(-result, os.strerror(-result)))
 
 
 def _check(thing: str, result: int) -> None:
     if result < 0:
         raise from_oserror(thing, OSError(-result, os.strerror(-result)))
+
+
+def _last_commit_failed(source: str, error: OSError) -> EncfsdError:
+    met = from_oserror(source, error)
+    detail = f"last commit: {met.detail}" if met.detail else "last commit"
+    lost = "what was written since the last successful fsync may be missing"
+    return type(met)(source, detail, f"{lost}: {met.remedy}")
 
 
 def _list_not_locked(size: int) -> MemoryNotLocked:
@@ -334,7 +346,7 @@ class _Opening:
         if result < 0:
             text = ffi.string(message).decode(errors="replace")
             raise self._refusal(result, found, record, text)
-        return Volume(handle[0], found, self.progress)
+        return Volume(handle[0], found, self.source.path, self.progress)
 
     @contextlib.contextmanager
     def _state_file(self, options: Any) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """Commands that need no mount: what they print, and with which code they end."""
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from encfsd import __version__, cli, mounting, process, volume
+from encfsd import __version__, cli, mounting, process, secrets_input, volume
 from encfsd.errors import (
     EncfsdError,
     Exit,
@@ -22,6 +23,7 @@ from encfsd.errors import (
     UsageError,
 )
 from encfsd.native import lib
+from encfsd.options import VolumeSettings
 from encfsd.progress import Progress
 from encfsd.source import Source
 
@@ -437,6 +439,49 @@ def test_a_volume_is_not_mounted_on_itself(scratch: Scratch) -> None:
     state = scratch.unlock[1]
     refused = encfsd("mount", state, scratch.source, scratch.source, code=Exit.USAGE)
     assert "SRC and MNT are the same" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "wrong"),
+    [
+        (errno.ENOSPC, Exit.BACKING_FULL, "no space left in the backing directory (last commit)"),
+        (
+            errno.EIO,
+            Exit.BACKING_FAILED,
+            "cannot be read or written (last commit: Input/output error)",
+        ),
+    ],
+)
+def test_a_failed_last_commit_names_the_source_and_what_may_be_lost(
+    number: int, code: Exit, wrong: str, scratch: Scratch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[object] = []
+
+    class Core:
+        """The data plane, whose last commit fails."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(lib, name)
+
+        def volume_close(self, handle: object) -> int:
+            closed.append(lib.volume_close(handle))
+            return -number
+
+    settings = VolumeSettings(source=str(scratch.source), state_dir=scratch.state)
+    secret = secrets_input.from_key_file(str(scratch.key))
+    volume.setup_crypto("auto")
+    monkeypatch.setattr(volume, "lib", Core())
+    with (
+        secret,
+        Source(settings.source) as source,
+        pytest.raises(EncfsdError) as caught,
+        volume.unlocked(source, settings, secret, read_only=False),
+    ):
+        pass
+    assert closed == [0]
+    assert caught.value.exit_code == code
+    lost = "what was written since the last successful fsync may be missing"
+    assert str(caught.value).startswith(f"{scratch.source}: {wrong}; {lost}: ")
 
 
 def test_an_init_that_fails_leaves_nothing(tmp_path: Path) -> None:
