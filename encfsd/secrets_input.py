@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 def from_terminal(prompt: str, *, twice: bool = False, instead: str = _OLD_OPTIONS) -> Secret:
     """Ask for a passphrase on the terminal, `twice` for a new one. The caller wipes it.
 
-    Raises SecretRefused if there is no terminal, naming the options to use `instead`, or if the
-    two entries differ.
+    Raises SecretRefused if there is no terminal, or no entry, naming the options to use `instead`,
+    or if the two entries differ.
     """
     first = _ask(prompt, instead)
     if twice and _ask(f"{prompt} (again)", instead) != first:
@@ -70,8 +70,10 @@ def _ask(prompt: str, instead: str) -> str:
             # Without a terminal getpass would read standard input and echo: refuse instead.
             warnings.simplefilter("error", getpass.GetPassWarning)
             return getpass.getpass(f"{prompt}: ")
-    except (getpass.GetPassWarning, EOFError):
+    except getpass.GetPassWarning:
         raise SecretRefused(_TERMINAL, "no terminal to ask on", f"use {instead}") from None
+    except EOFError:
+        raise SecretRefused(_TERMINAL, "the input ended", f"enter one, or use {instead}") from None
     except UnicodeDecodeError:
         raise SecretRefused(_TERMINAL, "not valid text") from None
 

@@ -178,6 +178,17 @@ def test_entries_refused(
     assert ("1 to 1024 bytes" in str(caught.value)) == (problem != "the two entries differ")
 
 
+def test_an_input_that_ends_is_not_a_missing_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(_: str) -> str:
+        raise EOFError  # as of Ctrl-D
+
+    monkeypatch.setattr(getpass, "getpass", end)
+    with pytest.raises(errors.SecretRefused) as caught:
+        secrets_input.from_terminal("Passphrase")
+    assert caught.value.detail == "the input ended"
+    assert caught.value.remedy == "enter one, or use --passphrase-file or --key-file"
+
+
 ASK = """
 from encfsd import errors, secrets_input
 try:
