@@ -264,7 +264,12 @@ def _mount(args: argparse.Namespace) -> int:
         report = started
     log_is_stderr = True
     try:
-        with secret, Source(settings.volume.source) as source, Notifier() as notifier:
+        with (
+            _help_of(args.prog),
+            secret,
+            Source(settings.volume.source) as source,
+            Notifier() as notifier,
+        ):
             log_is_stderr = process.log_to(settings.log_file, background=not args.foreground)
             _log.info("%s", _set_up_crypto(args))
             _lock(source, read_only=settings.flags.read_only)
@@ -585,8 +590,19 @@ def _run(command_line: Sequence[str]) -> int:
         parser.print_help(sys.stderr)
         return Exit.USAGE
     args = parser.parse_args(command_line)
-    code: int = args.run(args)
+    with _help_of(args.prog):
+        code: int = args.run(args)
     return code
+
+
+@contextlib.contextmanager
+def _help_of(prog: str) -> Iterator[None]:
+    """Let usage errors point to the help of the command."""
+    try:
+        yield
+    except UsageError as error:
+        error.point_to_help_of(prog)
+        raise
 
 
 def _flush() -> int:

@@ -125,6 +125,11 @@ class UsageError(EncfsdError):
     wrong = "not valid"
     remedy = "see 'encfsd --help'"
 
+    def point_to_help_of(self, prog: str) -> None:
+        """Name the help of `prog`, like ``encfsd mount``, unless there is better advice."""
+        if self.remedy == UsageError.remedy:
+            self.remedy = f"see '{prog} --help'"
+
 
 class CommandLineRefused(UsageError):
     """A command line that the parser of `prog`, like ``encfsd mount``, does not accept."""

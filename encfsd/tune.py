@@ -17,7 +17,10 @@ def size_of(assignment: str) -> str:
     name, equals, size = assignment.partition("=")
     if name != FREE_LIST or not equals:
         raise UsageError(assignment, f"what can be changed is {FREE_LIST}=SIZE")
-    parse_size(size, 0)
+    try:
+        parse_size(size, 0)
+    except UsageError as error:
+        raise UsageError(assignment, error.detail) from None
     return size
 
 

@@ -162,6 +162,27 @@ def test_bad_usage_is_said_in_plain_words(
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "thing", "command"),
+    [
+        (["tune", "/mnt", "free-list=abc"], "free-list=abc", "tune"),
+        (["tune", "/mnt", "nodes=4"], "nodes=4", "tune"),
+        (["mount", "--free-list=abc", "/src", "/mnt"], "--free-list=abc", "mount"),
+        (["mount", "-o", "sync", "/src", "/mnt"], "-o sync", "mount"),
+        (["top", "--interval=0", "/mnt"], "--interval=0", "top"),
+        (["verify", "--volume-id=12", "/src"], "--volume-id=12", "verify"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_a_bad_value_points_to_the_help_of_its_command(
+    arguments: list[str], thing: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == Exit.USAGE
+    told = capsys.readouterr().err
+    assert told.startswith(f"encfsd: {thing}: not valid (")
+    assert told.endswith(f"); see 'encfsd {command} --help'\n")
+
+
 def test_no_command_at_all_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == Exit.USAGE
     captured = capsys.readouterr()
