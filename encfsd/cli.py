@@ -265,7 +265,7 @@ def _mount(args: argparse.Namespace) -> int:
     log_is_stderr = True
     try:
         with (
-            _help_of(args.prog),
+            help_of(args.prog),
             secret,
             Source(settings.volume.source) as source,
             Notifier() as notifier,
@@ -590,13 +590,13 @@ def _run(command_line: Sequence[str]) -> int:
         parser.print_help(sys.stderr)
         return Exit.USAGE
     args = parser.parse_args(command_line)
-    with _help_of(args.prog):
+    with help_of(args.prog):
         code: int = args.run(args)
     return code
 
 
 @contextlib.contextmanager
-def _help_of(prog: str) -> Iterator[None]:
+def help_of(prog: str) -> Iterator[None]:
     """Let usage errors point to the help of the command."""
     try:
         yield

@@ -36,17 +36,30 @@ _FOR_OTHERS = {
 
 
 def mount() -> int:
-    """Be mount.encfsd: SRC MNT [-sfnv] [-o OPTIONS] [-t TYPE]. Returns when MNT can be used."""
-    return _run(_mount)
+    """Be mount.encfsd. Returns when MNT can be used."""
+    return _run(_mount, "mount.encfsd", "SRC MNT [-sfnv] [-o OPTION[,...]] [-t TYPE]")
 
 
 def umount() -> int:
-    """Be umount.fuse.encfsd: MNT [-flnrv] [-t TYPE]. Returns when all is durable."""
-    return _run(_umount)
+    """Be umount.fuse.encfsd. Returns when all is durable."""
+    return _run(_umount, "umount.fuse.encfsd", "MNT [-flnrv] [-t TYPE]")
 
 
-def _run(helper: Callable[[list[str]], int]) -> int:
-    code = cli.outcome(lambda: helper(sys.argv[1:]))
+def _run(helper: Callable[[list[str]], int], name: str, words: str) -> int:
+    usage = f"usage: {name} {words}\n"
+    given = sys.argv[1:]
+    if not given:
+        sys.stderr.write(usage)
+        return _STATUS[Exit.USAGE]
+    if given[0] in ("-h", "--help"):
+        sys.stdout.write(usage)
+        return 0
+
+    def run() -> int:
+        with cli.help_of(name):
+            return helper(given)
+
+    code = cli.outcome(run)
     return _STATUS.get(code, _FAILURE)
 
 
@@ -77,7 +90,7 @@ def _parse(
     except getopt.GetoptError as error:
         raise UsageError(f"-{error.opt}", error.msg) from None
     if len(paths) != len(wanted):
-        raise UsageError(" ".join(paths) or "nothing", f"expected {' '.join(wanted)}")
+        raise UsageError(" ".join(paths) or "arguments", f"expected {' '.join(wanted)}")
     return words, paths
 
 

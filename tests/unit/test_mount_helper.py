@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -57,7 +58,7 @@ def helper_exits(monkeypatch: pytest.MonkeyPatch, *given: str) -> int:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["/src"], "/src: not valid (expected SRC MNT)"),
+        (["/src"], "/src: not valid (expected SRC MNT); see 'mount.encfsd --help'"),
         (["/src", "/mnt", "-N", "ns"], "-N: not valid (option -N not recognized)"),
         (["/src", "/mnt", "-o"], "-o: not valid (option -o requires argument)"),
         (["/src", "/mnt", "-o", "rw,free-list"], "mount: --free-list: its value is missing"),
@@ -73,6 +74,28 @@ def test_what_is_refused_is_bad_usage(
 ) -> None:
     assert helper_exits(monkeypatch, *given) == 1
     assert capsys.readouterr().err.startswith(f"encfsd: {says}")
+
+
+@pytest.mark.parametrize(
+    ("helper", "usage"),
+    [
+        (mount_helper.mount, "mount.encfsd SRC MNT [-sfnv] [-o OPTION[,...]] [-t TYPE]"),
+        (mount_helper.umount, "umount.fuse.encfsd MNT [-flnrv] [-t TYPE]"),
+    ],
+)
+def test_usage(
+    helper: Callable[[], int],
+    usage: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["helper"])
+    assert helper() == 1
+    assert tuple(capsys.readouterr()) == ("", f"usage: {usage}\n")
+    for option in ("-h", "--help"):
+        monkeypatch.setattr(sys, "argv", ["helper", option])
+        assert helper() == 0
+        assert tuple(capsys.readouterr()) == (f"usage: {usage}\n", "")
 
 
 def test_a_faked_mount_is_only_checked(monkeypatch: pytest.MonkeyPatch) -> None:
