@@ -122,7 +122,9 @@ def _new_secret(args: argparse.Namespace) -> Secret:
 def _tell_if_text(key_file: str | None, secret: Secret) -> None:
     """Tell the user, who wanted a key file, that a slot of the other type is made."""
     if key_file is not None and secret.kind is SecretKind.PASSPHRASE:
-        _tell(f"{printable(key_file)}: the key file is text, so it is treated as a passphrase")
+        _log.warning(
+            "%s: the key file is text, so it is treated as a passphrase", printable(key_file)
+        )
 
 
 def _slot_type(secret: Secret) -> SlotType:
@@ -532,7 +534,7 @@ def _key_remove(args: argparse.Namespace) -> int:
 
         volume.change_header(settings, secret, change)
     _print(f"removed key slot {args.slot}")
-    _tell("an old copy of the volume still opens with what was removed")
+    _log.warning("an old copy of the volume still opens with what was removed")
     return 0
 
 
@@ -549,7 +551,7 @@ def _passwd(args: argparse.Namespace) -> int:
 
         volume.change_header(settings, old, change)
     _print("passphrase changed")
-    _tell("an old copy of the volume still opens with the old passphrase")
+    _log.warning("an old copy of the volume still opens with the old passphrase")
     return 0
 
 

@@ -52,6 +52,14 @@ def set_limits(limits: Mapping[str, Limit]) -> None:
 # Logging
 
 
+class _StderrFormatter(logging.Formatter):
+    """Prefixes each line as messages of the command line are, and tells warnings from errors."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        prefix = "encfsd: warning: " if record.levelno == logging.WARNING else "encfsd: "
+        return prefix + super().format(record)
+
+
 class _JournalFormatter(logging.Formatter):
     """Prefixes each line with its priority, as sd-daemon(3) describes."""
 
@@ -62,7 +70,9 @@ class _JournalFormatter(logging.Formatter):
 
 def warn_on_stderr() -> None:
     """Print warnings, and nothing else: for commands, and for a mount before it has its log."""
-    logging.basicConfig(format="encfsd: %(message)s", level=logging.WARNING, force=True)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_StderrFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
 def open_log(log_file: str) -> int:
@@ -88,7 +98,7 @@ def log_to(log_file: str | None, *, background: bool) -> bool:
     handler: logging.Handler
     on_stderr = False
     level = logging.INFO
-    formatter = logging.Formatter("encfsd: %(message)s")
+    formatter: logging.Formatter = _StderrFormatter()
     if log_file is not None:
         handler = logging.StreamHandler(os.fdopen(open_log(log_file), "w"))
         formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")

@@ -19,7 +19,7 @@ import stat
 import unicodedata
 import warnings
 
-from encfsd.errors import SecretRefused
+from encfsd.errors import SecretRefused, printable
 from encfsd.keys import Secret, SecretBytes, SecretKind
 
 MAX_SIZE = 1024
@@ -86,8 +86,12 @@ def _read(path: str) -> SecretBytes:
         try:
             found = os.fstat(fd)
             if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077:
-                mode = stat.S_IMODE(found.st_mode)
-                _log.warning("%s: other users may read this secret (mode %04o)", path, mode)
+                _log.warning(
+                    "%s: other users may read this secret (mode %04o); 'chmod 600 %s' ends that",
+                    printable(path),
+                    stat.S_IMODE(found.st_mode),
+                    printable(path),
+                )
             size = _fill(fd, data)
         finally:
             os.close(fd)

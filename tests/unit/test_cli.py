@@ -406,13 +406,24 @@ def test_a_log_file_in_a_missing_directory(tmp_path: Path) -> None:
         process.log_to(str(tmp_path / "missing" / "log"), background=True)
 
 
+def test_a_command_tells_warnings_from_errors(tmp_path: Path) -> None:
+    made = Scratch(tmp_path)
+    made.key.chmod(0o644)
+    told = encfsd("init", *made.unlock, made.source).stderr.splitlines()
+    assert f"encfsd: warning: {made.key}: other users may read this secret" in told[0]
+    made.key.write_bytes(b"\xff" * 7)
+    told = encfsd("verify", *made.unlock, made.source, code=Exit.SECRET_REFUSED).stderr.splitlines()
+    assert told[-1].startswith(f"encfsd: {made.key}: not usable as a secret")
+
+
 def test_a_mount_in_the_background_prints_warnings_only() -> None:
     code = (
         "import logging, os; from encfsd import process; os.environ.pop('JOURNAL_STREAM', '')\n"
         "process._SYSLOG = '/nowhere'; process.log_to(None, background={})\n"
-        "logging.info('internals'); logging.warning('news')"
+        "logging.info('internals'); logging.warning('news'); logging.error('an end')"
     )
-    for background, expected in ((True, "news"), (False, "internals\nencfsd: news")):
+    news = "encfsd: warning: news\nencfsd: an end\n"
+    for background, expected in ((True, news), (False, "encfsd: internals\n" + news)):
         result = subprocess.run(
             [sys.executable, "-c", code.format(background)],
             cwd=Path(__file__).parents[2],
@@ -421,7 +432,7 @@ def test_a_mount_in_the_background_prints_warnings_only() -> None:
             timeout=60,
             check=True,
         )
-        assert result.stderr == f"encfsd: {expected}\n"
+        assert result.stderr == expected
 
 
 # ---- volumes ----

@@ -130,7 +130,8 @@ def test_file_that_others_may_read_is_used_with_a_warning(
     assert caplog.text == ""
     Path(path).chmod(0o644)
     assert passphrase(secrets_input.from_passphrase_file(path)) == b"hunter2"
-    assert f"{path}: other users may read this secret (mode 0644)" in caplog.text
+    told = f"{path}: other users may read this secret (mode 0644); 'chmod 600 {path}' ends that"
+    assert told in caplog.text
     assert "hunter2" not in caplog.text
 
 
