@@ -18,6 +18,7 @@ from encfsd.errors import EncfsdError, Exit, LogFileRefused, NoPermission
 _PR_SET_DUMPABLE = 4
 _PR_SET_IO_FLUSHER = 57
 _SYSLOG = "/dev/log"
+_ULIMIT = {"NOFILE": "n", "MEMLOCK": "l", "CORE": "c", "AS": "v", "NPROC": "u"}  # letters of ulimit
 
 
 def protect_secrets(core: Limit | None = (0, 0)) -> None:
@@ -45,7 +46,8 @@ def set_limits(limits: Mapping[str, Limit]) -> None:
             raise NoPermission(
                 f"{name}={format_limit(limit)}",
                 f"the hard limit of this process is {format_limit((hard, hard))}",
-                f"ask for less, or raise that: 'ulimit -H', or Limit{name}= in the unit",
+                f"ask for less, or raise that: 'ulimit -H{_ULIMIT[name]}', "
+                f"or Limit{name}= in the unit",
             ) from None
 
 

@@ -284,15 +284,21 @@ def test_which_limits_are_set_and_which_are_inherited() -> None:
     ]
 
 
-def test_a_limit_that_the_kernel_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "letter"),
+    [("NOFILE", "n"), ("MEMLOCK", "l"), ("CORE", "c"), ("AS", "v"), ("NPROC", "u")],
+)
+def test_a_limit_that_the_kernel_refuses_is_named(
+    name: str, letter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_: int, __: object) -> None:
         raise ValueError("not allowed to raise maximum limit")
 
     monkeypatch.setattr(resource, "setrlimit", refuse)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (5, 6))
     with pytest.raises(NoPermission) as caught:
-        set_limits({"NPROC": (7, 8)})
+        set_limits({name: (7, 8)})
     assert str(caught.value) == (
-        "NPROC=7:8: permission denied (the hard limit of this process is 6); "
-        "ask for less, or raise that: 'ulimit -H', or LimitNPROC= in the unit"
+        f"{name}=7:8: permission denied (the hard limit of this process is 6); "
+        f"ask for less, or raise that: 'ulimit -H{letter}', or Limit{name}= in the unit"
     )
