@@ -11,7 +11,7 @@ SUDO := $(if $(filter-out 0,$(shell id -u)),sudo)
 PACKAGES := gcc git pkg-config libc6-dev libssl-dev libsqlite3-dev libfuse3-dev fuse3 python3-dev \
   python3-venv util-linux
 # Programs that the tests run on a mount.
-PACKAGES += acl attr fio postgresql procps rocksdb-tools rsync sqlite3 strace systemd
+PACKAGES += acl attr fio groff-base postgresql procps rocksdb-tools rsync sqlite3 strace systemd
 # Sealing with intel-ipsec-mb is an option of x86-64; without it OpenSSL seals.
 ifeq ($(shell uname -m),x86_64)
 PACKAGES += libipsec-mb-dev
