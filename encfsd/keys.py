@@ -32,6 +32,7 @@ from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from encfsd import argon2_child
+from encfsd.closing import Closing
 from encfsd.errors import EncfsdError, InternalError, NotEnoughMemory
 
 KEY_SIZE = 32
@@ -192,7 +193,7 @@ def choose_kdf_parameters() -> KdfParameters:
     return KdfParameters(min(max(total_kib // 16, MIN_MEMORY_KIB), 256 << 10), MIN_PASSES)
 
 
-class PassphraseStretcher:
+class PassphraseStretcher(Closing):
     """Runs Argon2id in a child process (see `argon2_child`); a context manager that ends it.
 
     Blocks; safe to leave at any time, the child is killed then.
@@ -220,17 +221,6 @@ class PassphraseStretcher:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Kill the child, and its memory with it."""

@@ -12,9 +12,9 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
+from encfsd.closing import Closing
 from encfsd.errors import InternalError
 from encfsd.native import check, ffi, lib
 from encfsd.state import RootId
@@ -43,7 +43,7 @@ class Damage:
     count: int
 
 
-class Environment:
+class Environment(Closing):
     """What the objects of one source directory share. A context manager; closes its objects too."""
 
     def __init__(
@@ -97,17 +97,6 @@ class Environment:
             self.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close all objects and free everything. InternalError if a node of the pool was lost."""
         for object_ in tuple(self.objects):
@@ -152,7 +141,7 @@ class Environment:
         return Object(self, made)
 
 
-class Object:
+class Object(Closing):
     """One open object, made by an `Environment`. A context manager. Thread-safe but for `close`."""
 
     def __init__(self, environment: Environment, handle: Any) -> None:
@@ -160,17 +149,6 @@ class Object:
         self._environment = environment
         self._handle = handle
         environment.objects.add(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Free the object. What was not committed is lost."""

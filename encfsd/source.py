@@ -9,10 +9,9 @@ import os
 import shutil
 import stat
 import time
-from types import TracebackType
-from typing import Self
 
 from encfsd import volume_header
+from encfsd.closing import Closing
 from encfsd.errors import (
     BackingGone,
     BackingInsecure,
@@ -31,7 +30,7 @@ LOCK = "lock"
 _POLL_SECONDS = 0.1
 
 
-class Source:
+class Source(Closing):
     """An open backing directory; a context manager that unlocks and closes it.
 
     `path` is what the user called it, for messages; `fd` is the directory.
@@ -64,17 +63,6 @@ class Source:
             raise BackingInsecure(self.path, f"its mode is {stat.S_IMODE(found.st_mode):04o}")
         if os.geteuid() not in (0, found.st_uid):
             raise NoPermission(self.path, f"it belongs to user {found.st_uid}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give up the lock and the directory."""

@@ -42,9 +42,9 @@ import struct
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
+from encfsd.closing import Closing
 from encfsd.errors import ForkedFromRecord, NoRecord, OlderThanRecord, StateUnusable
 from encfsd.keys import VolumeKey
 from encfsd.private_files import UnsafeFileError, open_private, replace_private
@@ -150,7 +150,7 @@ def default_directory() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".local/state") / "encfsd"
 
 
-class Directory:
+class Directory(Closing):
     """The state directory, which need not be there yet; a context manager that closes it.
 
     `fd` is the directory, None as long as there is none. Nothing is made by looking: a mistyped
@@ -180,17 +180,6 @@ class Directory:
         if self.fd is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         return open_private(self.fd, file_name(volume_id), flags)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close it; what it has opened stays open."""

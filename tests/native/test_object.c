@@ -647,12 +647,12 @@ TEST(a_write_that_fails_changes_nothing)
     fixture_close(&f);
 }
 
-static uint64_t pooled_data(struct fixture *f)
+static struct pool_kind_stats pooled_data(struct fixture *f)
 {
     struct pool_stats stats;
 
     pool_stats(f->env.pool, &stats);
-    return stats.kind[POOL_DATA].in_use;
+    return stats.kind[POOL_DATA];
 }
 
 TEST(what_the_caller_keeps_is_not_kept_in_the_pool)
@@ -667,26 +667,18 @@ TEST(what_the_caller_keeps_is_not_kept_in_the_pool)
     fixture_commit(&f, true);
     if (fixture_reopen(&f)) {
         uint8_t back[20 * NODE_SIZE];
-        uint64_t before = pooled_data(&f);
+        uint64_t before = pooled_data(&f).in_use;
 
         CHECK_EQ(object_read(f.o, back, 20 * NODE_SIZE - 2, 1, OBJECT_ONCE), 20 * NODE_SIZE - 2);
         CHECK_MEM_EQ(back, scratch + 1, 20 * NODE_SIZE - 2);
-        CHECK_EQ(pooled_data(&f), before);
+        CHECK_EQ(pooled_data(&f).in_use, before);
         CHECK_EQ(object_read(f.o, back, 20 * NODE_SIZE - 2, 1, 0), 20 * NODE_SIZE - 2);
-        CHECK_EQ(pooled_data(&f), before + 20);
+        CHECK_EQ(pooled_data(&f).in_use, before + 20);
         CHECK_EQ(object_read(f.o, back, 20 * NODE_SIZE, 0, OBJECT_ONCE | OBJECT_NOWAIT), 20 * NODE_SIZE);
         CHECK_MEM_EQ(back, scratch, 20 * NODE_SIZE);
-        CHECK_EQ(pooled_data(&f), before + 20);
+        CHECK_EQ(pooled_data(&f).in_use, before + 20);
     }
     fixture_close(&f);
-}
-
-static uint64_t data_evictions(struct fixture *f)
-{
-    struct pool_stats stats;
-
-    pool_stats(f->env.pool, &stats);
-    return stats.kind[POOL_DATA].evictions;
 }
 
 TEST(a_scan_pushes_nothing_out_of_the_pool)
@@ -704,15 +696,15 @@ TEST(a_scan_pushes_nothing_out_of_the_pool)
     if (fixture_reopen(&f)) {
         for (uint64_t i = 0; i < 100; i++)
             CHECK_EQ(object_read(f.o, back, NODE_SIZE, i * NODE_SIZE, 0), NODE_SIZE);
-        uint64_t before = data_evictions(&f), kept = pooled_data(&f);
+        uint64_t before = pooled_data(&f).evictions, kept = pooled_data(&f).in_use;
 
         CHECK(before > 0);              /* the pool is full */
         for (uint64_t i = 0; i < 60; i += 20) {
             CHECK_EQ(object_read(f.o, back, sizeof back, i * NODE_SIZE, 0), sizeof back);
             CHECK_MEM_EQ(back, scratch + i * NODE_SIZE, sizeof back);
         }
-        CHECK_EQ(data_evictions(&f), before);
-        CHECK_EQ(pooled_data(&f), kept);
+        CHECK_EQ(pooled_data(&f).evictions, before);
+        CHECK_EQ(pooled_data(&f).in_use, kept);
     }
     fixture_close(&f);
 }
