@@ -34,6 +34,16 @@ int groups_failed(struct groups *g)
     return failed;
 }
 
+bool groups_is_deleted(struct inode *inode)
+{
+    bool deleted;
+
+    pthread_mutex_lock(&inode->lock);
+    deleted = inode->deleted;
+    pthread_mutex_unlock(&inode->lock);
+    return deleted;
+}
+
 /* Group mutex held. */
 void groups_list_dirty(struct groups *g, struct inode *inode)
 {

@@ -139,13 +139,10 @@ static void commit_target(void *arg, size_t i)
     struct commit_batch *batch = arg;
     struct target *t = &batch->targets[i];
     struct inode *inode = t->inode;
-    bool active, deleted, barrier_failed = false;
+    bool active, barrier_failed = false;
     int rc;
 
-    pthread_mutex_lock(&inode->lock);
-    deleted = inode->deleted;
-    pthread_mutex_unlock(&inode->lock);
-    if (deleted && !t->for_descriptor)  /* nobody can name it after a crash */
+    if (groups_is_deleted(inode) && !t->for_descriptor)
         return;
     t->times_only = !t->enter_active && is_closed(batch->g, inode);
     if (t->times_only)                  /* a group that opened each of these would need a descriptor for each */

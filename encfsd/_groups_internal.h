@@ -74,6 +74,8 @@ struct groups {
 
 /* The volume becomes read-only: keeps the first reason and logs it. Group mutex not held. */
 void groups_set_failed(struct groups *g, int error, const char *what);
+/* No name of it is left, so that nothing can find it after a crash. The inode's lock is not held. */
+bool groups_is_deleted(struct inode *inode);
 /* Group mutex held; the reference that the list holds is the caller's business. */
 void groups_list_dirty(struct groups *g, struct inode *inode);
 void groups_unlist_dirty(struct groups *g, struct inode *inode);

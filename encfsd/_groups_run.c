@@ -107,13 +107,9 @@ static void release_deleted(struct groups *g, struct target_list *list, size_t *
 
     for (size_t i = 0; i < list->count; i++) {
         struct inode *inode = list->items[i].inode;
-        bool deleted;
 
-        pthread_mutex_lock(&inode->lock);
-        deleted = inode->deleted;
-        pthread_mutex_unlock(&inode->lock);
         list->items[i].for_descriptor = descriptors_are_short && inode_is_known(g->v->inodes, inode);
-        if (deleted && !list->items[i].for_descriptor) {
+        if (groups_is_deleted(inode) && !list->items[i].for_descriptor) {
             pthread_mutex_lock(&g->mutex);
             inode->in_group = false;
             pthread_mutex_unlock(&g->mutex);
@@ -174,13 +170,10 @@ static int record_target(struct groups *g, struct target *t, bool last)
 {
     struct inode *inode = t->inode;
     struct object_attr durable;
-    bool stay, deleted;
+    bool stay;
     int rc;
 
-    pthread_mutex_lock(&inode->lock);
-    deleted = inode->deleted;
-    pthread_mutex_unlock(&inode->lock);
-    if (deleted && !t->for_descriptor)
+    if (groups_is_deleted(inode) && !t->for_descriptor)
         return 0;
     if (t->times_only)
         return ns_write_times(g->v->ns, inode);
