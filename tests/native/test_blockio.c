@@ -46,13 +46,26 @@ static int test_fdatasync(int fd)
     return barrier_error ? -1 : fdatasync(fd);
 }
 
+static int write_backs;                         /* calls of sync_file_range, which all fail */
+
+static int test_sync_file_range(int fd, off_t offset, off_t size, unsigned flags)
+{
+    write_backs++;
+    CHECK_EQ(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDWR);
+    CHECK(offset == 0 && size == 0 && flags == SYNC_FILE_RANGE_WRITE);  /* all of the file; without waiting for it */
+    errno = EIO;
+    return -1;
+}
+
 #define pread test_pread
 #define pwritev test_pwritev
 #define fdatasync test_fdatasync
+#define sync_file_range test_sync_file_range
 #include "_blockio.c"
 #undef pread
 #undef pwritev
 #undef fdatasync
+#undef sync_file_range
 
 #define HEX30 "0203040506070809000a0b0c0d0e0f"
 
@@ -484,6 +497,29 @@ TEST(failed_barriers_are_not_repeated)
     barrier_error = 0;
     CHECK_EQ(blockfile_barrier(f), 0);
     blockfile_close(f);
+    leave(&p);
+}
+
+/* Write-back is asked for each MiB, whatever the sizes of the writes, but not where there is no disk. What it answers is no error
+ * of a write. */
+TEST(write_back_begins_early)
+{
+    static uint8_t nodes[100 * NODE_SIZE];
+    struct iovec iov = {nodes, sizeof nodes};
+    struct place p = place_in("/dev/shm");
+    struct blockfile *file;
+
+    CHECK_EQ(blockfile_open(&file, p.dir, file_id, true), 0);
+    for (int in_memory = 0; in_memory < 2; in_memory++) {
+        p.dir->in_memory = in_memory;
+        write_backs = 0;
+        file->written = 0;
+        for (unsigned i = 0; i < 256; i++) {
+            CHECK_EQ(blockfile_writev(file, i * 100, &iov, 1), 0);
+            CHECK_EQ(write_backs, in_memory ? 0 : (int)((i + 1) * 100 / 256));
+        }
+    }
+    blockfile_close(file);
     leave(&p);
 }
 
